@@ -1,0 +1,35 @@
+"""The config of a run: plain data, checked whole before anything starts. Needs no torch."""
+
+from drumline.config.environment import ClusterEnvironment
+from drumline.config.load import load_config, parse_config
+from drumline.config.run import (
+    CheckpointConfig,
+    DistributedConfig,
+    EvaluationConfig,
+    KeepBest,
+    LoggingConfig,
+    Mode,
+    OptimizerConfig,
+    Precision,
+    RunConfig,
+    ScheduleConfig,
+)
+from drumline.config.section import Section, TaskConfig
+
+__all__ = [
+    "CheckpointConfig",
+    "ClusterEnvironment",
+    "DistributedConfig",
+    "EvaluationConfig",
+    "KeepBest",
+    "LoggingConfig",
+    "Mode",
+    "OptimizerConfig",
+    "Precision",
+    "RunConfig",
+    "ScheduleConfig",
+    "Section",
+    "TaskConfig",
+    "load_config",
+    "parse_config",
+]

@@ -1,0 +1,131 @@
+"""The world that somebody else made: what torchrun, our launcher, Slurm or mpirun say of it.
+
+This is the one place (with `launch`) that reads environment variables.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from drumline.errors import BadInput
+
+RUN_DIR = "DRUMLINE_RUN_DIR"
+ATTEMPT = "DRUMLINE_ATTEMPT"
+PLAN_DEVICES = "DRUMLINE_DEVICES"
+DEFAULT_PORT = 29500
+
+
+@dataclass(frozen=True)
+class ClusterEnvironment:
+    """Who this process is among all ranks of an attempt.
+
+    `kind` says who started it: "alone", "drumline", "torchrun", "slurm" or "mpirun".
+    """
+
+    kind: str
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master_addr: str
+    master_port: int
+    run_dir: Path | None = None
+    attempt: int = 0
+    devices: str | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody made a world: one process, started by hand."""
+        return self.kind == "alone"
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] | None = None) -> ClusterEnvironment:
+        """Read the environment variables of whoever started this process.
+
+        Raises:
+            BadInput: If the variables are there but do not fit together.
+        """
+        env = os.environ if environ is None else environ
+        if "RANK" in env and "WORLD_SIZE" in env:
+            return cls._torchrun(env)
+        if "SLURM_PROCID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
+            return cls._slurm(env)
+        if "OMPI_COMM_WORLD_RANK" in env:
+            return cls._mpirun(env)
+        return cls("alone", 0, 1, 0, 1, "127.0.0.1", 0, _run_dir(env))
+
+    @classmethod
+    def _torchrun(cls, env: Mapping[str, str]) -> ClusterEnvironment:
+        rank, size = _int(env, "RANK"), _int(env, "WORLD_SIZE")
+        if not 0 <= rank < size:
+            raise BadInput(
+                f"RANK={rank} does not fit WORLD_SIZE={size}.", remedy="Check the launcher."
+            )
+        return cls(
+            "drumline" if ATTEMPT in env else "torchrun",
+            rank,
+            size,
+            _int(env, "LOCAL_RANK", rank),
+            _int(env, "LOCAL_WORLD_SIZE", size),
+            env.get("MASTER_ADDR", "127.0.0.1"),
+            _int(env, "MASTER_PORT", DEFAULT_PORT),
+            _run_dir(env),
+            _int(env, ATTEMPT, _int(env, "TORCHELASTIC_RESTART_COUNT", 0)),
+            env.get(PLAN_DEVICES),
+        )
+
+    @classmethod
+    def _slurm(cls, env: Mapping[str, str]) -> ClusterEnvironment:
+        port = DEFAULT_PORT + int(env.get("SLURM_JOB_ID", "0")) % 10_000
+        per_node = re.match(r"\d+", env.get("SLURM_NTASKS_PER_NODE", env["SLURM_NTASKS"]))
+        return cls(
+            "slurm",
+            _int(env, "SLURM_PROCID"),
+            _int(env, "SLURM_NTASKS"),
+            _int(env, "SLURM_LOCALID", 0),
+            int(per_node.group()) if per_node else 1,
+            env.get("MASTER_ADDR") or _first_host(env.get("SLURM_JOB_NODELIST", "127.0.0.1")),
+            _int(env, "MASTER_PORT", port),
+            _run_dir(env),
+            _int(env, "SLURM_RESTART_COUNT", 0),
+        )
+
+    @classmethod
+    def _mpirun(cls, env: Mapping[str, str]) -> ClusterEnvironment:
+        return cls(
+            "mpirun",
+            _int(env, "OMPI_COMM_WORLD_RANK"),
+            _int(env, "OMPI_COMM_WORLD_SIZE"),
+            _int(env, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
+            _int(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1),
+            env.get("MASTER_ADDR", "127.0.0.1"),
+            _int(env, "MASTER_PORT", DEFAULT_PORT),
+            _run_dir(env),
+        )
+
+
+def _run_dir(env: Mapping[str, str]) -> Path | None:
+    return Path(env[RUN_DIR]) if env.get(RUN_DIR) else None
+
+
+def _int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = env.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        raise BadInput(
+            f"The environment variable {name} is {text!r}, not a number.",
+            remedy="Check the launcher.",
+        ) from None
+
+
+def _first_host(nodes: str) -> str:
+    """The first host of a Slurm node list: "gpu[03-05,9],cpu1" gives "gpu03"."""
+    match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodes)
+    return (match.group(1) + (match.group(2) or "")) if match else "127.0.0.1"

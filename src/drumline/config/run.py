@@ -1,0 +1,204 @@
+"""The sections of a RunConfig, and the rules between them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializeAsAny,
+    model_validator,
+)
+
+from drumline.config.section import Section, TaskConfig, task_config_class
+
+
+class Mode(StrEnum):
+    """How the model is spread over the devices."""
+
+    AUTO = "auto"
+    NONE = "none"
+    DISTRIBUTED = "distributed"
+
+
+class Precision(StrEnum):
+    """The arithmetic of forward and backward. Weights and optimizer state stay in float32
+    (float64 for fp64).
+    """
+
+    FP64 = "fp64"
+    FP32 = "fp32"
+    TF32 = "tf32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+class DistributedConfig(Section):
+    """How the run is spread and how its ranks talk."""
+
+    mode: Mode = Field(Mode.AUTO, description="auto: none on one device, distributed on more")
+    backend: Literal["auto", "nccl", "gloo"] = Field(
+        "auto", description="data plane; auto: nccl on GPUs, gloo on the CPU"
+    )
+    timeout_s: PositiveFloat = Field(
+        600.0, description="a data-plane collective that takes longer is a failure"
+    )
+    control_timeout_s: PositiveFloat = Field(
+        300.0, description="a vote on the control plane that takes longer names the missing rank"
+    )
+    shares: list[NonNegativeInt] | None = Field(
+        None, description="samples of the global batch for each rank; by default equal"
+    )
+    bucket_cap_mb: PositiveFloat = Field(25.0, description="size of DDP's gradient buckets")
+    broadcast_buffers: bool | None = Field(
+        None,
+        description="send rank 0's buffers to all at each step; by default where the model keeps "
+        "running statistics",
+    )
+    find_unused_parameters: bool = Field(
+        False, description="for models whose forward leaves parameters out"
+    )
+    max_restarts: NonNegativeInt = Field(
+        3, description="how often the launcher starts the ranks again after a failure"
+    )
+
+
+class OptimizerConfig(Section):
+    """The optimizer, as in torch.optim."""
+
+    name: Literal["adam", "adamw", "sgd"] = Field("adam", description="torch.optim's class")
+    lr: PositiveFloat = Field(1e-3, description="peak learning rate")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="Adam's decay rates")
+    eps: PositiveFloat = Field(1e-8, description="Adam's epsilon")
+    momentum: NonNegativeFloat = Field(0.0, description="momentum of sgd")
+    weight_decay: NonNegativeFloat = Field(0.0, description="weight decay")
+    implementation: Literal["auto", "fused", "foreach", "plain"] = Field(
+        "auto", description="auto: fused where torch has it for the device, else foreach"
+    )
+
+
+class ScheduleConfig(Section):
+    """The learning rate over the steps, as a factor on its peak."""
+
+    name: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="shape of the decay"
+    )
+    warmup_steps: NonNegativeInt = Field(0, description="steps from 0 up to the peak")
+    decay_steps: NonNegativeInt | None = Field(
+        None, description="length of the decay at the end; by default all after the warm-up"
+    )
+    final_fraction: float = Field(
+        0.0, ge=0, le=1, description="learning rate at the end, as a fraction of the peak"
+    )
+
+
+class KeepBest(Section):
+    """Which checkpoint counts as the best."""
+
+    metric: str = Field(description="a metric of the evaluation, for example fvu")
+    goal: Literal["min", "max"] = Field("min", description="whether less or more is better")
+
+
+class CheckpointConfig(Section):
+    """When the whole state is saved, and how much is kept."""
+
+    every_steps: PositiveInt | None = Field(
+        None, description="steps between checkpoints; by default only at the end and on a stop"
+    )
+    keep_last: PositiveInt = Field(3, description="newest checkpoints to keep")
+    keep_best: KeepBest | None = Field(None, description="also keep the best by a metric")
+    at_end: bool = Field(True, description="save one when the run is done")
+
+
+class EvaluationConfig(Section):
+    """When the task evaluates."""
+
+    every_steps: PositiveInt | None = Field(
+        None, description="steps between evaluations; by default only at the end"
+    )
+    at_end: bool = Field(True, description="evaluate when the run is done")
+
+
+class LoggingConfig(Section):
+    """What is written how often, and who reads it besides the terminal."""
+
+    every_steps: PositiveInt = Field(10, description="steps between metric events")
+    trackers: list[Literal["tensorboard", "wandb"]] = Field(
+        [], description="readers of the events started with the run"
+    )
+    wandb_project: str = Field("drumline", description="project name in Weights & Biases")
+    wandb_mode: Literal["online", "offline"] = Field(
+        "offline", description="offline writes to the run directory and needs no network"
+    )
+
+
+def _task(value: Any) -> Any:
+    if isinstance(value, dict) and isinstance(value.get("name"), str):
+        return task_config_class(value["name"]).model_validate(value)
+    return value
+
+
+class RunConfig(Section):
+    """One training, from data to result. What it says decides the result; how many devices run
+    it does not.
+    """
+
+    name: str = Field("run", description="shown in lists; part of the run directory's name")
+    task: Annotated[SerializeAsAny[TaskConfig] | None, BeforeValidator(_task)] = Field(
+        None, description="what is trained; task.name picks its keys"
+    )
+    seed: NonNegativeInt = Field(0, description="of data order, initial weights and dropout")
+    steps: PositiveInt | None = Field(None, description="optimizer steps; or give epochs")
+    epochs: PositiveInt | None = Field(None, description="passes over the data; or give steps")
+    global_batch: PositiveInt = Field(256, description="samples a step over all devices")
+    micro_batch: PositiveInt | None = Field(
+        None, description="samples one forward holds; changes memory, never the result"
+    )
+    epoch_end: Literal["short", "wrap", "drop"] = Field(
+        "short",
+        description="a last batch that is not full: use it short, fill it from the next epoch, "
+        "or drop it",
+    )
+    precision: Precision = Field(Precision.FP32, description="arithmetic of forward and backward")
+    clip_norm: PositiveFloat | None = Field(None, description="bound on the global gradient norm")
+    max_skipped_steps: PositiveInt = Field(
+        100, description="non-finite steps in a row before the run stops"
+    )
+    data_workers: NonNegativeInt = Field(0, description="loader processes of each rank")
+    devices: str = Field(
+        "auto", description="auto, all, N, indices or UUIDs with commas, cpu or cpu:N"
+    )
+    distributed: DistributedConfig = Field(
+        DistributedConfig(), description="how the run is spread"
+    )
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="the optimizer")
+    schedule: ScheduleConfig = Field(ScheduleConfig(), description="the learning rate over steps")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="saving the state")
+    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="when to evaluate")
+    logging: LoggingConfig = Field(LoggingConfig(), description="metric events and trackers")
+    run_dir: Path | None = Field(None, description="the run directory; by default new in runs_dir")
+    runs_dir: Path = Field(Path("runs"), description="folder of run directories")
+
+    @model_validator(mode="after")
+    def _lengths(self) -> RunConfig:
+        if (self.steps is None) == (self.epochs is None):
+            given = "both were given" if self.steps else "neither was given"
+            raise ValueError(f"give either steps or epochs; {given}")
+        return self
+
+    @model_validator(mode="after")
+    def _shares_sum(self) -> RunConfig:
+        shares = self.distributed.shares
+        if shares is not None and sum(shares) != self.global_batch:
+            raise ValueError(
+                f"distributed.shares {shares} sum to {sum(shares)}, "
+                f"but global_batch is {self.global_batch}"
+            )
+        return self

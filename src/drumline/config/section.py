@@ -1,0 +1,87 @@
+"""What every part of a config has in common: frozen, no unknown keys, each key with a meaning."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from drumline.errors import ConfigError, ConfigProblem
+
+TASK_GROUP = "drumline.tasks"
+
+
+class Section(BaseModel):
+    """A part of a config. Every field of a subclass has a `description`."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, use_enum_values=False
+    )
+
+
+class TaskConfig(Section):
+    """What is trained. A task's own config derives from this and names its class.
+
+    `implementation` is "module:Class" of the `training.Task`; it is imported only in a rank, so
+    that reading a config needs no torch.
+    """
+
+    implementation: ClassVar[str] = ""
+    name: str
+
+
+def task_names() -> list[str]:
+    """The names of all tasks that installed packages offer, sorted."""
+    return sorted(entry.name for entry in entry_points(group=TASK_GROUP))
+
+
+def task_config_class(name: str) -> type[TaskConfig]:
+    """The config class of a task: by its registered name, or as "module:Class".
+
+    Raises:
+        ConfigError: If there is none of that name, with the names there are.
+    """
+    if ":" in name:
+        return _checked(name, _import(name))
+    for entry in entry_points(group=TASK_GROUP):
+        if entry.name == name:
+            return _checked(name, entry.load())
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, task_names(), n=1, cutoff=0.4)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    raise ConfigError(
+        "The config",
+        [
+            ConfigProblem(
+                "task.name", name, "no such task", f"{meant}There are: {', '.join(task_names())}."
+            )
+        ],
+    )
+
+
+def import_object(path: str) -> Any:
+    """The object at "module:name". Import errors pass through."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _import(path: str) -> Any:
+    try:
+        return import_object(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        problem = ConfigProblem(
+            "task.name", path, f"cannot be imported ({error})", "Give it as module:Class."
+        )
+        raise ConfigError("The config", [problem]) from error
+
+
+def _checked(name: str, value: Any) -> type[TaskConfig]:
+    if isinstance(value, type) and issubclass(value, TaskConfig):
+        return value
+    problem = ConfigProblem(
+        "task.name", name, "is not a task", "It must name a subclass of drumline.config.TaskConfig."
+    )
+    raise ConfigError("The config", [problem])

@@ -1,0 +1,107 @@
+"""The event log: what a run tells the world, one JSON object a line, append-only.
+
+Training and launch write; the progress bar, trackers, `drumline show` and the service read. Each
+line has the schema version `v`, the time `t` (seconds since 1970), a `kind`, the `attempt` and the
+`rank` (-1 is the launcher), then the fields of its kind. A line is written by one `write` on a
+descriptor opened for appending, so several processes of one machine may share a file. What is NOT
+promised: that a line survives a full disk. The writer counts what it lost and says so later.
+
+Kinds and their fields are listed in docs/events.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+LAUNCHER = -1
+
+
+class EventLog:
+    """Appends events to one file. Never raises once open: a run must not die of its log."""
+
+    def __init__(self, path: Path, *, attempt: int = 0, rank: int = LAUNCHER) -> None:
+        self.path = path
+        self.attempt = attempt
+        self.rank = rank
+        self.lost = 0
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._torn = False
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Append one event. A value that is not finite is written as a string, as JSON has none."""
+        event = {
+            "v": SCHEMA_VERSION,
+            "t": round(time.time(), 3),
+            "kind": kind,
+            "attempt": self.attempt,
+            "rank": self.rank,
+        }
+        if self.lost:
+            event["lost_before"] = self.lost
+        line = json.dumps({**event, **_finite(fields)}, default=str) + "\n"
+        data = (("\n" if self._torn else "") + line).encode()
+        try:
+            written = os.write(self._fd, data)
+        except OSError:
+            self.lost += 1
+            return
+        self._torn = written != len(data)
+        self.lost = self.lost + 1 if self._torn else 0
+
+    def close(self) -> None:
+        """Close the file. Closing twice does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class EventReader:
+    """Follows an event log from its start; each call of `new` gives what has come since."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """All complete events not given before. A torn or foreign line is passed over."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        return list(_parse(data[:end]))
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """All events of a log, in the order written; an absent log has none."""
+    return EventReader(path).new()
+
+
+def _parse(data: bytes) -> Iterator[dict[str, Any]]:
+    for line in data.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and event.get("v") == SCHEMA_VERSION and "kind" in event:
+            yield event
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,226 @@
+"""Where a step's samples come from: a share at a time, with true counts and a cursor.
+
+The cursor counts what all ranks together have taken, so it means the same on any number of ranks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch.utils.data import DataLoader, default_collate
+
+from drumline.planning.shares import cut_shares
+from drumline.training.order import SampleOrder
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """How far a source is: the epoch, and the samples of it already taken by all ranks."""
+
+    epoch: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive positions start..stop-1 of one epoch."""
+
+    epoch: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One step's data for this rank.
+
+    Attributes:
+        data: The rank's samples (a tensor, or tuple, list or dict of tensors with the samples in
+            dim 0), on the CPU; None if the rank's share of this step is empty.
+        count: Samples in `data`.
+        global_count: Samples over all ranks, what the loss is divided by.
+        counts: Samples of every rank.
+        first: Position of this rank's first sample within the step.
+        cursor: Where the source stands once this step is taken.
+        epoch: The epoch the step began in.
+    """
+
+    data: Any
+    count: int
+    global_count: int
+    counts: tuple[int, ...]
+    first: int
+    cursor: Cursor
+    epoch: int
+
+
+class Source(ABC):
+    """The seam through which data enters the one Trainer."""
+
+    @abstractmethod
+    def open(self, share: ShareOfStep, cursor: Cursor) -> Iterator[StepBatch]:
+        """Batches from `cursor` on, without end, for one rank."""
+
+    @abstractmethod
+    def steps_in_epochs(self, epochs: int, global_batch: int) -> int:
+        """How many steps `epochs` passes over the data take."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the source must remember besides the cursor (an environment's state, say)."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        del state
+
+
+@dataclass(frozen=True)
+class ShareOfStep:
+    """Which part of every step belongs to a rank.
+
+    Attributes:
+        rank: This rank.
+        weights: Relative sizes of the ranks' shares; equal for equal ranks.
+        global_batch: Samples of a full step.
+        granularity: Shares are whole multiples of this, except the last of a short step.
+        workers: Loader processes.
+    """
+
+    rank: int
+    weights: tuple[int, ...]
+    global_batch: int
+    granularity: int = 1
+    workers: int = 0
+
+
+class MapDataset(Protocol):
+    """A data set read by number. One with `__getitems__` is asked for many at once."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class MapSource(Source):
+    """Samples of a map-style data set, in the order of `SampleOrder`.
+
+    Args:
+        dataset: The data set. If it has `__getitems__(numbers) -> batch` and `collated` is true,
+            what that returns is the batch; otherwise samples are put together by `collate`.
+        order: The order of samples.
+        epoch_end: What becomes of a last batch that is not full: "short" uses it as it is, "wrap"
+            fills it from the next epoch, "drop" leaves it out.
+        collate: As in torch's DataLoader.
+        collated: Whether `__getitems__` returns a whole batch.
+    """
+
+    def __init__(
+        self,
+        dataset: MapDataset,
+        order: SampleOrder,
+        *,
+        epoch_end: str = "short",
+        collate: Callable[[list[Any]], Any] | None = None,
+        collated: bool = False,
+        pin_memory: bool = False,
+    ) -> None:
+        self.dataset = dataset
+        self.order = order
+        self.epoch_end = epoch_end
+        self.collate = collate or (_as_it_is if collated else default_collate)
+        self.pin_memory = pin_memory
+
+    def open(self, share: ShareOfStep, cursor: Cursor) -> Iterator[StepBatch]:
+        """Batches of the rank from `cursor` on, without end."""
+        loader = iter(
+            DataLoader(
+                self.dataset,  # type: ignore[arg-type]
+                batch_sampler=_RankSampler(self, share, cursor),
+                num_workers=share.workers,
+                collate_fn=self.collate,
+                pin_memory=self.pin_memory,
+                persistent_workers=False,
+            )
+        )
+        return self._batches(loader, share, cursor)
+
+    def _batches(
+        self, loader: Iterator[Any], share: ShareOfStep, cursor: Cursor
+    ) -> Iterator[StepBatch]:
+        for spans, after in self.walk(cursor, share.global_batch):
+            total = sum(map(len, spans))
+            counts = cut_shares(total, share.weights, share.granularity)
+            count = counts[share.rank]
+            yield StepBatch(
+                data=next(loader) if count else None,
+                count=count,
+                global_count=total,
+                counts=counts,
+                first=sum(counts[: share.rank]),
+                cursor=after,
+                epoch=spans[0].epoch,
+            )
+
+    def walk(self, cursor: Cursor, global_batch: int) -> Iterator[tuple[list[Span], Cursor]]:
+        """The spans of every step from `cursor` on, each with the cursor after it."""
+        size = self.order.size
+        epoch, offset = cursor.epoch, cursor.offset
+        while True:
+            left = size - offset
+            if left == 0 or (self.epoch_end == "drop" and left < global_batch):
+                epoch, offset = epoch + 1, 0
+                left = size
+            spans = [Span(epoch, offset, offset + min(global_batch, left))]
+            missing = global_batch - len(spans[0])
+            while missing and self.epoch_end == "wrap":
+                epoch += 1
+                spans.append(Span(epoch, 0, min(missing, size)))
+                missing -= len(spans[-1])
+            epoch, offset = spans[-1].epoch, spans[-1].stop
+            yield spans, Cursor(epoch, offset)
+
+    def numbers(self, spans: Sequence[Span], first: int, count: int) -> list[int]:
+        """Sample numbers of `count` positions of a step, from its position `first` on."""
+        found: list[int] = []
+        for span in spans:
+            low, high = max(0, first), min(len(span), first + count)
+            if low < high:
+                found += self.order.samples(
+                    span.epoch, span.start + low, span.start + high
+                ).tolist()
+            first -= len(span)
+        return found
+
+    def steps_in_epochs(self, epochs: int, global_batch: int) -> int:
+        """How many steps `epochs` passes over the data take."""
+        size = self.order.size
+        if self.epoch_end == "wrap":
+            return -(-epochs * size // global_batch)
+        if self.epoch_end == "drop":
+            return epochs * (size // global_batch)
+        return epochs * -(-size // global_batch)
+
+
+class _RankSampler:
+    """The sample numbers of one rank's share of every step, leaving out empty shares."""
+
+    def __init__(self, source: MapSource, share: ShareOfStep, cursor: Cursor) -> None:
+        self.source, self.share, self.cursor = source, share, cursor
+
+    def __iter__(self) -> Iterator[list[int]]:
+        share = self.share
+        for spans, _ in self.source.walk(self.cursor, share.global_batch):
+            counts = cut_shares(sum(map(len, spans)), share.weights, share.granularity)
+            count = counts[share.rank]
+            if count:
+                yield self.source.numbers(spans, sum(counts[: share.rank]), count)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,126 @@
+"""What is trained. A task brings the model, the data and the loss; the Trainer brings the loop.
+
+The order of calls is: `setup`, `build_model`, `build_source`, then `initialise` (a fresh run) or
+`load_state_dict` (a resumed one), then for each micro-batch `loss`, and once a step
+`after_gradients` and `after_step`, and `evaluate` whenever the config says so. Every rank makes
+the same calls in the same order, so a task may use collectives of its world in all of them except
+`loss`, whose number of calls may differ between ranks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from drumline.config import RunConfig
+    from drumline.distributed import World
+    from drumline.events import EventLog
+    from drumline.training.source import Source
+
+
+@dataclass
+class Losses:
+    """What one micro-batch gives. Everything is a sum over its samples, never a mean.
+
+    Attributes:
+        loss_sum: Scalar with gradient: the sum of the losses of the samples. The Trainer divides
+            by the global count, so the result does not depend on shares or micro-batches.
+        metric_sums: Detached scalars, summed over samples; shown divided by the count.
+        step_sums: Detached tensors of any shape, summed over micro-batches and over all ranks at
+            every step and handed to `after_step`: what the task must know globally, such as how
+            often each latent fired.
+    """
+
+    loss_sum: Tensor
+    metric_sums: Mapping[str, Tensor] = field(default_factory=dict)
+    step_sums: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a task is told before anything else."""
+
+    config: RunConfig
+    world: World
+    events: EventLog
+
+
+class Task(ABC):
+    """Base of all tasks; see the module's text for the order of calls."""
+
+    granularity: int = 1
+    """Shares and micro-batches are whole multiples of this many samples (except at the end of an
+    epoch). A task whose loss couples consecutive samples sets it to the size of a group."""
+
+    setup_info: Setup
+
+    def setup(self, setup: Setup) -> None:
+        """Take the config and the world. A subclass that overrides this calls super() first."""
+        self.setup_info = setup
+
+    @property
+    def world(self) -> World:
+        """The world of this rank."""
+        return self.setup_info.world
+
+    @abstractmethod
+    def build_model(self) -> nn.Module:
+        """The model with its initial weights, on any device, equal on all ranks.
+
+        The default generators are seeded from the run's seed before the call.
+        """
+
+    @abstractmethod
+    def build_source(self) -> Source:
+        """Where the samples come from; usually a `MapSource` on a data set."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any) -> Losses:
+        """Loss of one micro-batch. `model` is wrapped for the strategy: call it, do not reach in.
+
+        Runs under autocast where the precision asks for it.
+        """
+
+    def initialise(self, model: nn.Module) -> None:
+        """Set what depends on the data, on a fresh run, before the model is wrapped.
+
+        Must give the same values on every rank and for every number of ranks.
+        """
+
+    def after_gradients(self, model: nn.Module) -> None:
+        """Change gradients in place once they are final sums over all ranks, before clipping."""
+
+    def after_step(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        sums: Mapping[str, Tensor],
+        count: int,
+    ) -> None:
+        """Act on a step that was taken (not on a skipped one).
+
+        Args:
+            model: The unwrapped model, with new weights.
+            optimizer: Its optimizer.
+            sums: `Losses.step_sums` over all samples of the global batch.
+            count: Samples in the global batch.
+        """
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Metrics of the unwrapped model, equal on all ranks. Called without gradients."""
+        del model
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must outlive the process besides model and optimizer: tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave, possibly on another number of ranks."""
+        del state
