@@ -31,6 +31,13 @@ class TaskConfig(Section):
     implementation: ClassVar[str] = ""
     name: str
 
+    @property
+    def granularity(self) -> int:
+        """Shares and micro-batches are whole multiples of this many samples, except at the end of
+        an epoch. More than 1 where the loss couples consecutive samples.
+        """
+        return 1
+
 
 def task_names() -> list[str]:
     """The names of all tasks that installed packages offer, sorted."""

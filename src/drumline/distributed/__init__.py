@@ -1,0 +1,23 @@
+"""One world for a rank: its device, its peers, the votes, and how the model is spread."""
+
+from drumline.distributed.control import Ballot, ControlPlane, LocalControl, StoreControl
+from drumline.distributed.strategy import (
+    DataParallelReplicas,
+    SingleDevice,
+    Strategy,
+    build_strategy,
+)
+from drumline.distributed.world import World, open_world
+
+__all__ = [
+    "Ballot",
+    "ControlPlane",
+    "DataParallelReplicas",
+    "LocalControl",
+    "SingleDevice",
+    "StoreControl",
+    "Strategy",
+    "World",
+    "build_strategy",
+    "open_world",
+]

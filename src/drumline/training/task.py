@@ -54,10 +54,6 @@ class Setup:
 class Task(ABC):
     """Base of all tasks; see the module's text for the order of calls."""
 
-    granularity: int = 1
-    """Shares and micro-batches are whole multiples of this many samples (except at the end of an
-    epoch). A task whose loss couples consecutive samples sets it to the size of a group."""
-
     setup_info: Setup
 
     def setup(self, setup: Setup) -> None:
@@ -68,6 +64,12 @@ class Task(ABC):
     def world(self) -> World:
         """The world of this rank."""
         return self.setup_info.world
+
+    @property
+    def granularity(self) -> int:
+        """See `TaskConfig.granularity`."""
+        task = self.setup_info.config.task
+        return task.granularity if task else 1
 
     @abstractmethod
     def build_model(self) -> nn.Module:

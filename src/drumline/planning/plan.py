@@ -1,0 +1,128 @@
+"""From a config and a machine to a Plan: every decision, each with its reason, before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from drumline.config import Mode, RunConfig
+from drumline.errors import BadInput
+from drumline.hardware import Machine
+from drumline.planning.devices import PlannedDevice, choose_devices
+from drumline.planning.shares import cut_shares
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every decision made before a run.
+
+    Attributes:
+        mode: How the model is spread; never `auto`.
+        backend: Data plane: "nccl", "gloo", or "none" for one process.
+        devices: One for each rank, in rank order.
+        global_batch: Samples of a step over all ranks.
+        shares: Samples of a full step for each rank; they sum to `global_batch`.
+        micro_batch: The most samples one forward holds on any rank.
+        reasons: Why each automatic choice was made, in words.
+    """
+
+    mode: Mode
+    backend: str
+    devices: tuple[PlannedDevice, ...]
+    global_batch: int
+    shares: tuple[int, ...]
+    micro_batch: int
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks, one for each device."""
+        return len(self.devices)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as plain data, for plan.json."""
+        return {**asdict(self), "mode": self.mode.value, "world_size": self.world_size}
+
+
+def plan(config: RunConfig, machine: Machine, occupied: Collection[str] = ()) -> Plan:
+    """Decide everything that is decided before a run.
+
+    Args:
+        config: A checked config.
+        machine: What is there.
+        occupied: UUIDs of devices that somebody else holds.
+
+    Raises:
+        DeviceError: If the devices asked for are not there or not free.
+        BadInput: If the config cannot be spread over them.
+    """
+    granularity = config.task.granularity if config.task else 1
+    groups = -(-config.global_batch // granularity)
+    devices, reasons = choose_devices(config.devices, machine, occupied, at_most=groups)
+    size = len(devices)
+    if config.distributed.shares is not None and len(config.distributed.shares) != size:
+        raise BadInput(
+            f"distributed.shares has {len(config.distributed.shares)} entries for {size} devices.",
+            remedy="Give one share for each device.",
+        )
+    mode, why = _choose_mode(config.distributed.mode, size)
+    shares = spread(config, size)
+    micro_batch = min(config.micro_batch or max(shares), max(shares))
+    return Plan(
+        mode=mode,
+        backend=_choose_backend(config, devices),
+        devices=tuple(devices),
+        global_batch=config.global_batch,
+        shares=shares,
+        micro_batch=max(micro_batch, min(granularity, max(shares))),
+        reasons=(*reasons, why),
+    )
+
+
+def spread(config: RunConfig, world_size: int) -> tuple[int, ...]:
+    """The shares of a full step on `world_size` ranks.
+
+    Raises:
+        BadInput: If some rank would get nothing, with the nearest numbers that work.
+    """
+    granularity = config.task.granularity if config.task else 1
+    weights = config.distributed.shares or (1,) * world_size
+    shares = cut_shares(config.global_batch, weights, granularity)
+    if 0 in shares and config.distributed.shares is None:
+        groups = config.global_batch // granularity
+        in_groups = f" in groups of {granularity}" if granularity > 1 else ""
+        raise BadInput(
+            f"global_batch {config.global_batch}{in_groups} cannot be shared by {world_size} "
+            f"devices: only {max(groups, 1)} would have work.",
+            remedy=f"Use at most {max(groups, 1)} devices, or global_batch="
+            f"{world_size * granularity} or more.",
+        )
+    return shares
+
+
+def _choose_mode(mode: Mode, size: int) -> tuple[Mode, str]:
+    if mode is Mode.NONE and size > 1:
+        raise BadInput(
+            f"distributed.mode none is for one device, and {size} were chosen.",
+            remedy="Use mode auto or distributed, or devices=1.",
+        )
+    if mode is Mode.AUTO and size == 1:
+        return Mode.NONE, "mode none: there is one device"
+    if mode is Mode.AUTO:
+        return Mode.DISTRIBUTED, f"mode distributed: the model is replicated on {size} devices"
+    return mode, f"mode {mode.value}: as the config says"
+
+
+def _choose_backend(config: RunConfig, devices: list[PlannedDevice]) -> str:
+    if len(devices) == 1 and config.distributed.mode is not Mode.DISTRIBUTED:
+        return "none"
+    backend = config.distributed.backend
+    if backend == "auto":
+        return "nccl" if devices[0].kind == "cuda" else "gloo"
+    if backend == "nccl" and devices[0].kind != "cuda":
+        raise BadInput(
+            "distributed.backend nccl needs GPUs, and the devices chosen are CPU processes.",
+            remedy="Use backend auto or gloo.",
+        )
+    return backend
