@@ -43,7 +43,7 @@ def describe_config(task: str | None = None) -> list[Key]:
 def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
     for name, field in model.model_fields.items():
         inner = _section(field.annotation)
-        if inner is not None and not prefix + name == "task":
+        if inner is not None and prefix + name != "task":
             yield from _keys(inner, f"{prefix}{name}.")
         else:
             yield Key(

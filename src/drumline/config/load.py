@@ -121,7 +121,7 @@ def _remedy(kind: str, context: dict[str, Any]) -> str:
         bound = context.get("lt", context.get("le"))
         return f"Give a number {'below' if 'lt' in context else 'up to'} {bound}."
     if kind.endswith(("_parsing", "_type")):
-        return f"Give a value of type {kind.split('_')[0]}."
+        return f"Give a value of type {kind.split('_', maxsplit=1)[0]}."
     return ""
 
 

@@ -175,9 +175,7 @@ class RunConfig(Section):
     devices: str = Field(
         "auto", description="auto, all, N, indices or UUIDs with commas, cpu or cpu:N"
     )
-    distributed: DistributedConfig = Field(
-        DistributedConfig(), description="how the run is spread"
-    )
+    distributed: DistributedConfig = Field(DistributedConfig(), description="how the run is spread")
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="the optimizer")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="the learning rate over steps")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="saving the state")

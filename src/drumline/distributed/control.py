@@ -164,9 +164,7 @@ class StoreControl(ControlPlane):
         for rank in range(self.size):
             if rank != self.rank:
                 try:
-                    self._store.wait(
-                        [f"{self._calls}/{rank}"], timedelta(seconds=ROLL_CALL_S)
-                    )
+                    self._store.wait([f"{self._calls}/{rank}"], timedelta(seconds=ROLL_CALL_S))
                     present.add(rank)
                 except RuntimeError:
                     continue

@@ -118,12 +118,16 @@ class DataParallelReplicas(_Replicated):
         return context
 
     def reduce_gradients(self) -> None:
-        """Sum parameter by parameter, as the hook does."""
+        """Sum parameter by parameter, as the hook does; one that no rank used keeps no gradient."""
+        parameters = self.parameters()
+        used = torch.tensor([int(p.grad is not None) for p in parameters], device=self.world.device)
+        dist.all_reduce(used, dist.ReduceOp.MAX)
         works = []
-        for parameter in self.parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            works.append(dist.all_reduce(parameter.grad, async_op=True))
+        for parameter, is_used in zip(parameters, used.tolist(), strict=True):
+            if is_used:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                works.append(dist.all_reduce(parameter.grad, async_op=True))
         for work in works:
             work.wait()
 
@@ -135,9 +139,9 @@ class DataParallelReplicas(_Replicated):
 
 def build_strategy(config: DistributedConfig, world: World) -> Strategy:
     """The strategy for a world: its mode if one was named, else by the number of ranks."""
-    if config.mode is Mode.DISTRIBUTED or (config.mode is Mode.AUTO and world.size > 1):
-        if world.has_data_plane:
-            return DataParallelReplicas(config, world)
+    replicated = config.mode is Mode.DISTRIBUTED or (config.mode is Mode.AUTO and world.size > 1)
+    if replicated and world.has_data_plane:
+        return DataParallelReplicas(config, world)
     return SingleDevice()
 
 

@@ -101,9 +101,7 @@ def open_world(
     store = _join(env, backend, device, spread.timeout_s)
     try:
         control = StoreControl(store, env.rank, env.world_size, spread.control_timeout_s)
-        yield World(
-            env.rank, env.world_size, env.local_rank, device, backend, control, spread, env
-        )
+        yield World(env.rank, env.world_size, env.local_rank, device, backend, control, spread, env)
     finally:
         dist.destroy_process_group()
 

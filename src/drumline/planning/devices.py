@@ -44,9 +44,9 @@ def choose_devices(
     if asked == "auto":
         return _auto(machine, free, at_most)
     if asked == "all":
-        return _exactly(machine, free, len(machine.gpus), occupied), ["devices: all GPUs as asked"]
+        return _exactly(machine, free, len(machine.gpus)), ["devices: all GPUs as asked"]
     if re.fullmatch(r"\d+", asked):
-        return _exactly(machine, free, int(asked), occupied), [f"devices: {asked} free GPUs"]
+        return _exactly(machine, free, int(asked)), [f"devices: {asked} free GPUs"]
     chosen = resolve_devices(asked, machine)
     taken = [device for device in chosen if device.uuid in occupied]
     if taken:
@@ -75,9 +75,7 @@ def _auto(
     return _cpu(count), [f"devices: no GPU here, so {count} CPU processes on {cores} cores"]
 
 
-def _exactly(
-    machine: Machine, free: list[Device], count: int, occupied: Collection[str]
-) -> list[PlannedDevice]:
+def _exactly(machine: Machine, free: list[Device], count: int) -> list[PlannedDevice]:
     there = len(machine.gpus)
     if there == 0:
         raise DeviceError(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from drumline.distributed import World
     from drumline.events import EventLog
     from drumline.training.source import Source
+    from drumline.training.step import Step, StepParts
 
 
 @dataclass
@@ -113,6 +114,15 @@ class Task(ABC):
             sums: `Losses.step_sums` over all samples of the global batch.
             count: Samples in the global batch.
         """
+
+    def build_step(self, parts: StepParts) -> Step | None:
+        """A step of the task's own instead of `StandardStep`, under the same rules; see `step`."""
+        del parts
+        return None
+
+    def derive_metrics(self, means: dict[str, float]) -> dict[str, float]:
+        """Metrics to show from the means of `metric_sums` over samples: ratios, say."""
+        return means
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Metrics of the unwrapped model, equal on all ranks. Called without gradients."""

@@ -1,0 +1,285 @@
+"""Launching a run: attempt after attempt, until it is done, stopped, or beyond help."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from drumline.config import RunConfig
+from drumline.config.environment import ATTEMPT, PLAN_DEVICES, RUN_DIR
+from drumline.errors import EXIT_FAILED
+from drumline.events import EventLog, EventReader
+from drumline.launch.agent import Attempt
+from drumline.launch.policy import Action, AttemptEnd, Decision, RankEnd, decide
+from drumline.planning import Plan
+from drumline.run_directory import RunDirectory
+
+Watch = Callable[[list[dict[str, Any]], str], None]
+_TAIL_LINES = 15
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """What to launch.
+
+    Attributes:
+        run: The run directory, made and with its config written.
+        plan: Devices and world size.
+        kind: "train", "call" or "script"; see `worker`.
+        arguments: For the worker.
+        config: The config, whose restarts, timeouts and micro-batch the policy may use up.
+    """
+
+    run: RunDirectory
+    plan: Plan
+    kind: str
+    arguments: tuple[str, ...] = ()
+    config: RunConfig | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a launch ended."""
+
+    exit_code: int
+    message: str
+    remedy: str = ""
+    attempts: int = 1
+    result: dict[str, Any] = field(default_factory=dict)
+
+
+def launch(request: LaunchRequest, watch: Watch) -> Outcome:
+    """Run attempts until one decides the run.
+
+    Ctrl-C, SIGTERM and SIGUSR1 ask the ranks to stop at the next step boundary; a second Ctrl-C
+    ends them at once.
+
+    Args:
+        request: What to launch.
+        watch: Called in this thread with new events and new output of rank 0.
+
+    Raises:
+        LaunchError: If the ranks could not be started.
+    """
+    return _Launch(request, watch).run()
+
+
+class _Launch:
+    def __init__(self, request: LaunchRequest, watch: Watch) -> None:
+        self.request, self.run_dir = request, request.run
+        self._show = watch
+        self._first = _next_attempt(self.run_dir)
+        self._reader = EventReader(self.run_dir.events_path)
+        self._reader.new()  # what earlier launches said is not news
+        self._output = _Tail(self.run_dir)
+        self._events = EventLog(self.run_dir.events_path)
+        self._seen: list[dict[str, Any]] = []
+        self._attempt: Attempt | None = None
+        self._stops = 0
+        self._overrides: dict[str, str] = {}
+
+    def run(self) -> Outcome:
+        self.run_dir.result_path.unlink(missing_ok=True)
+        number = self._first
+        left = self.request.config.distributed.max_restarts if self.request.config else 0
+        with _Signals(self._on_signal):
+            while True:
+                decision = self._one(number, left)
+                if decision.action in (Action.FINISH, Action.STOP) or self._stops:
+                    break
+                left -= 1
+                number += 1
+                self._adjust(decision.action)
+        outcome = self._outcome(decision, number)
+        self._events.close()
+        return outcome
+
+    def _one(self, number: int, left: int) -> Decision:
+        self._seen = []
+        self._events.attempt = number
+        plan = self.request.plan
+        self._events.emit("attempt_started", world_size=plan.world_size)
+        self._attempt = Attempt(
+            [
+                "-m",
+                "drumline.launch.worker",
+                str(os.getpid()),
+                self.request.kind,
+                *self._arguments(),
+            ],
+            plan.world_size,
+            self._environment(number),
+        )
+        ranks = self._attempt.run(self._watch)
+        self._watch()
+        end = self._end(number, ranks)
+        decision = decide(end, left, can_halve=self._micro_batch() > 1)
+        self._events.emit(
+            "attempt_ended",
+            cause=decision.cause,
+            action=decision.action.value,
+            message=decision.message,
+            ranks=[
+                {"rank": r.rank, "exit_code": r.exit_code, "signal": r.signal_name} for r in ranks
+            ],
+        )
+        self._watch()
+        if decision.action is not Action.FINISH:
+            self._show_failed_logs(ranks)
+        return decision
+
+    def _end(self, number: int, ranks: list[RankEnd]) -> AttemptEnd:
+        mine = [event for event in self._seen if event["attempt"] == number]
+        result = self.run_dir.result()
+        return AttemptEnd(
+            result=result if result and result.get("attempt") == number else None,
+            ranks=ranks,
+            failures=[event for event in mine if event["kind"] == "rank_failed"],
+            steps=sum(event["kind"] == "step" for event in mine),
+            killed_by_us=self._stops > 1,
+        )
+
+    def _arguments(self) -> list[str]:
+        changes = [f"{key}={value}" for key, value in self._overrides.items()]
+        return [*self.request.arguments, *(changes if self.request.kind == "train" else [])]
+
+    def _environment(self, number: int) -> dict[str, str]:
+        """Variables of every rank. Devices go by UUID and are set before CUDA can start."""
+        plan = self.request.plan
+        threads = max(1, (os.cpu_count() or 1) // plan.world_size)
+        environment = {
+            RUN_DIR: str(self.run_dir.path.resolve()),
+            ATTEMPT: str(number),
+            PLAN_DEVICES: plan.devices[0].kind,
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+            "PYTHONUNBUFFERED": "1",
+        }
+        uuids = [device.uuid for device in plan.devices if device.uuid]
+        if plan.devices[0].kind == "cuda":
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
+        return environment
+
+    def _adjust(self, action: Action) -> None:
+        config = self.request.config
+        if action is Action.RESTART_SMALLER:
+            self._overrides["micro_batch"] = str(max(1, self._micro_batch() // 2))
+        if action is Action.RESTART_PATIENT and config is not None:
+            for name in ("timeout_s", "control_timeout_s"):
+                key = f"distributed.{name}"
+                before = float(self._overrides.get(key, getattr(config.distributed, name)))
+                self._overrides[key] = str(2 * before)
+
+    def _micro_batch(self) -> int:
+        return int(self._overrides.get("micro_batch", self.request.plan.micro_batch))
+
+    def _watch(self) -> None:
+        events = self._reader.new()
+        self._seen += events
+        text = self._output.new()
+        if events or text:
+            self._show(events, text)
+
+    def _show_failed_logs(self, ranks: list[RankEnd]) -> None:
+        """The last lines of ranks that failed by themselves, but for rank 0, which was shown."""
+        reported = {event["rank"] for event in self._seen if event["kind"] == "rank_failed"}
+        for rank in ranks:
+            if rank.exit_code > 0 and rank.rank != 0 and rank.rank in reported:
+                lines = _last_lines(self.run_dir, rank.rank)
+                self._show([], f"--- last lines of rank {rank.rank} ---\n{lines}\n")
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._stops += 1
+        if self._attempt is None:
+            return
+        if self._stops > 1 and number is signal.SIGINT:
+            self._attempt.kill()
+        else:
+            self._attempt.signal(signal.SIGTERM)
+
+    def _outcome(self, decision: Decision, number: int) -> Outcome:
+        attempts = number - self._first + 1
+        result = self.run_dir.result() if decision.action is Action.FINISH else None
+        if result is None and (self.request.kind == "train" or decision.action is Action.STOP):
+            result = {
+                "status": "failed",
+                "message": decision.message,
+                "remedy": decision.remedy,
+                "cause": decision.cause,
+                "exit_code": decision.exit_code or EXIT_FAILED,
+                "attempt": number,
+                **_how_far(self.run_dir),
+            }
+            self._events.emit("run_ended", **result)
+            self.run_dir.write_json(self.run_dir.result_path, {**result, "attempts": number + 1})
+            self._watch()
+        result = result or {}
+        code = int(result.get("exit_code", decision.exit_code))
+        return Outcome(code, decision.message, decision.remedy, attempts, result)
+
+
+class _Signals:
+    """Handlers for the signals that stop a run, in the main thread, put back at the end."""
+
+    def __init__(self, act: Callable[[signal.Signals], None]) -> None:
+        self._act = act
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                self._before[number] = signal.signal(number, self._handle)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self._act(signal.Signals(number))
+
+
+class _Tail:
+    """What rank 0 has written to its log since the launch began."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._path = run.rank_log(0)
+        self._offset = self._path.stat().st_size if self._path.exists() else 0
+
+    def new(self) -> str:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return ""
+        self._offset += len(data)
+        return data.decode(errors="replace")
+
+
+def _next_attempt(run: RunDirectory) -> int:
+    return max((int(event["attempt"]) + 1 for event in run.events()), default=0)
+
+
+def _last_lines(run: RunDirectory, rank: int) -> str:
+    try:
+        return "\n".join(run.rank_log(rank).read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+    except OSError:
+        return ""
+
+
+def _how_far(run: RunDirectory) -> dict[str, Any]:
+    steps = [event for event in run.events() if event["kind"] == "step"]
+    if not steps:
+        return {"step": 0, "samples": 0}
+    return {"step": steps[-1]["step"], "samples": steps[-1]["samples"]}
+
+
+def dump_payload(value: dict[str, Any]) -> str:
+    """A payload for a worker of kind "call"."""
+    return json.dumps(value, default=str)

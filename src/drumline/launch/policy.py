@@ -1,0 +1,156 @@
+"""What follows when an attempt ends: a pure function from what happened to what is done."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from drumline.errors import EXIT_BAD_INPUT, EXIT_FAILED
+
+COMMUNICATION = "communication"
+OUT_OF_MEMORY = "out_of_memory"
+TIMEOUT = "timeout"
+_SECONDARY = (COMMUNICATION, "rank_failed", TIMEOUT)
+
+
+class Action(StrEnum):
+    """What the launcher does next."""
+
+    FINISH = "finish"
+    RESTART = "restart"
+    RESTART_SMALLER = "restart with half the micro-batch"
+    RESTART_PATIENT = "restart with twice the timeout"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How one rank ended: its exit code, negative for a signal; 0 also if it was ended by us."""
+
+    rank: int
+    exit_code: int
+    failed_at: float = float("inf")
+
+    @property
+    def signal_name(self) -> str:
+        """The signal that killed it, or nothing."""
+        if self.exit_code >= 0:
+            return ""
+        try:
+            return signal.Signals(-self.exit_code).name
+        except ValueError:
+            return f"signal {-self.exit_code}"
+
+
+@dataclass(frozen=True)
+class AttemptEnd:
+    """All that is known of how an attempt ended.
+
+    Attributes:
+        result: The result.json of this attempt, if it wrote one.
+        ranks: How each rank ended.
+        failures: The `rank_failed` events of this attempt, in order.
+        steps: Steps that the attempt itself took.
+        killed_by_us: Whether the launcher ended the ranks (a second Ctrl-C).
+    """
+
+    result: dict[str, Any] | None
+    ranks: list[RankEnd]
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    steps: int = 0
+    killed_by_us: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is done, why, and what to tell the user."""
+
+    action: Action
+    cause: str
+    message: str
+    exit_code: int = 0
+    remedy: str = ""
+
+
+def decide(end: AttemptEnd, restarts_left: int, *, can_halve: bool) -> Decision:
+    """Decide what follows.
+
+    Args:
+        end: How the attempt ended.
+        restarts_left: How many more attempts the config allows.
+        can_halve: Whether the micro-batch can be halved.
+    """
+    if end.result is not None and end.result.get("status") in ("done", "stopped"):
+        return Decision(
+            Action.FINISH,
+            str(end.result["status"]),
+            str(end.result.get("message", "")),
+            int(end.result.get("exit_code", 0)),
+        )
+    if all(rank.exit_code == 0 for rank in end.ranks) and not end.failures:
+        return Decision(Action.FINISH, "done", "all ranks ended")
+    if end.killed_by_us:
+        return Decision(Action.STOP, "killed", "ended at once, as asked", EXIT_FAILED)
+    decision = _first_cause(end, can_halve)
+    if decision.action is not Action.STOP and restarts_left < 1:
+        return replace(
+            decision,
+            action=Action.STOP,
+            exit_code=EXIT_FAILED,
+            message=f"{decision.message}; no restart is left",
+            remedy=decision.remedy or "Raise distributed.max_restarts, or resume by hand.",
+        )
+    return decision
+
+
+def _first_cause(end: AttemptEnd, can_halve: bool) -> Decision:
+    """The cause behind the others: peers of a dead rank fail too, by losing contact with it."""
+    primary = next((f for f in end.failures if f.get("code") not in _SECONDARY), None)
+    killed = _first_killed(end.ranks)
+    if primary is not None and not (killed and primary.get("t", 0) > killed.failed_at):
+        return _from_failure(primary, end.steps, can_halve)
+    if killed is not None:
+        return Decision(
+            Action.RESTART,
+            "killed",
+            f"rank {killed.rank} was killed by {killed.signal_name}",
+            EXIT_FAILED,
+        )
+    if end.failures:
+        return _from_failure(end.failures[0], end.steps, can_halve)
+    first = min((r for r in end.ranks if r.exit_code), key=lambda r: (r.failed_at, r.rank))
+    return Decision(
+        Action.RESTART if end.steps else Action.STOP,
+        "exit",
+        f"rank {first.rank} ended with exit code {first.exit_code}",
+        first.exit_code if first.exit_code == EXIT_BAD_INPUT else EXIT_FAILED,
+        "See the last lines of its log.",
+    )
+
+
+def _first_killed(ranks: list[RankEnd]) -> RankEnd | None:
+    """The first rank that a signal killed; those the launcher killed afterwards come later."""
+    failed = [rank for rank in ranks if rank.exit_code]
+    if not failed:
+        return None
+    first = min(failed, key=lambda rank: (rank.failed_at, rank.rank))
+    return first if first.exit_code < 0 else None
+
+
+def _from_failure(failure: dict[str, Any], steps: int, can_halve: bool) -> Decision:
+    code = str(failure.get("code", ""))
+    message = f"rank {failure.get('rank')}: {failure.get('message', code)}"
+    remedy = str(failure.get("remedy", ""))
+    if failure.get("exit_code") == EXIT_BAD_INPUT:
+        return Decision(Action.STOP, code, message, EXIT_BAD_INPUT, remedy)
+    if code == OUT_OF_MEMORY and can_halve:
+        return Decision(Action.RESTART_SMALLER, code, message, EXIT_FAILED, remedy)
+    if code == TIMEOUT:
+        return Decision(Action.RESTART_PATIENT, code, message, EXIT_FAILED, remedy)
+    if code in (COMMUNICATION, "rank_failed"):
+        return Decision(Action.RESTART, code, message, EXIT_FAILED, remedy)
+    if code in ("exception", "failed") and steps:
+        return Decision(Action.RESTART, code, message, EXIT_FAILED, remedy)
+    return Decision(Action.STOP, code, message, EXIT_FAILED, remedy)

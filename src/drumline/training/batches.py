@@ -1,0 +1,44 @@
+"""Batches as nested containers of tensors: moving them and cutting them along the samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with all its tensors on a device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    return _map(batch, lambda item: to_device(item, device))
+
+
+def narrow(batch: Any, start: int, length: int) -> Any:
+    """The samples start..start+length-1 of a batch, as views. Non-tensors are kept as they are,
+    except lists of plain values with one entry a sample, which are cut too.
+    """
+    if isinstance(batch, Tensor):
+        return batch.narrow(0, start, length)
+    if isinstance(batch, list | tuple) and batch and not _holds_tensors(batch):
+        return type(batch)(batch[start : start + length])
+    return _map(batch, lambda item: narrow(item, start, length))
+
+
+def _map(batch: Any, function: Any) -> Any:
+    if isinstance(batch, dict):
+        return {key: function(item) for key, item in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(function, batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map(function, batch))
+    return batch
+
+
+def _holds_tensors(batch: Any) -> bool:
+    if isinstance(batch, dict):
+        return any(map(_holds_tensors, batch.values()))
+    if isinstance(batch, list | tuple):
+        return any(map(_holds_tensors, batch))
+    return isinstance(batch, Tensor)

@@ -1,0 +1,55 @@
+"""Optimizers of torch.optim from a config, and the learning rate as a function of the step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from drumline.config import OptimizerConfig, ScheduleConfig
+
+
+def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer over the parameters of `model` that need gradients."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    options |= _implementation(config, parameters)
+    if config.name == "sgd":
+        return torch.optim.SGD(parameters, momentum=config.momentum, **options)
+    kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
+    return kind(parameters, betas=config.betas, eps=config.eps, **options)
+
+
+def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float:
+    """Learning rate of step `step` (from 0) of `steps`, as a fraction of its peak.
+
+    A pure function of the step, so there is no scheduler whose state could be lost.
+    """
+    if step < config.warmup_steps:
+        return (step + 1) / (config.warmup_steps + 1)
+    if config.name == "constant":
+        return 1.0
+    decay = config.decay_steps or max(1, steps - config.warmup_steps)
+    done = min(1.0, max(0.0, (step - (steps - decay)) / decay))
+    if config.name == "cosine":
+        done = 0.5 * (1 - math.cos(math.pi * done))
+    return 1 - (1 - config.final_fraction) * done
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of all parameter groups."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def _implementation(config: OptimizerConfig, parameters: list[nn.Parameter]) -> dict[str, bool]:
+    """Torch's flags. Fused covers floating-point parameters on CUDA and the CPU."""
+    chosen = config.implementation
+    if chosen == "auto":
+        fusable = all(
+            p.is_floating_point() and p.device.type in ("cuda", "cpu") for p in parameters
+        )
+        chosen = "fused" if fusable and parameters else "foreach"
+    return {"fused": chosen == "fused", "foreach": chosen == "foreach"}

@@ -1,0 +1,183 @@
+"""One fit in one rank: everything the loop works on, built in order from a config and a world."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from drumline.config import RunConfig
+from drumline.distributed import Strategy, World
+from drumline.events import EventLog
+from drumline.planning.plan import spread
+from drumline.run_directory import RunDirectory
+from drumline.training.checkpoint import CheckpointStore
+from drumline.training.optimizer import build_optimizer, learning_rate_factor, set_learning_rate
+from drumline.training.precision import Arithmetic, LossScaler
+from drumline.training.source import ShareOfStep, Source
+from drumline.training.state import Progress, RandomStates, StateRegistry
+from drumline.training.step import StandardStep, Step, StepParts
+from drumline.training.task import Setup, Task
+from drumline.training.watchers import (
+    CheckpointWatcher,
+    EvaluationWatcher,
+    MetricsWatcher,
+    SkipWatcher,
+    Watcher,
+)
+
+
+@dataclass
+class Session:
+    """What belongs to one fit. Built by `open_session`; the loop changes `progress` only."""
+
+    config: RunConfig
+    world: World
+    run: RunDirectory
+    events: EventLog
+    task: Task
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    strategy: Strategy
+    scaler: LossScaler
+    source: Source
+    share: ShareOfStep
+    step: Step
+    steps: int
+    state: StateRegistry
+    progress: Progress
+    checkpoints: CheckpointStore
+    checkpointing: CheckpointWatcher
+    watchers: list[Watcher]
+    metrics: dict[str, float] = field(default_factory=dict)
+    metrics_step: int = -1
+    learning_rate: float = 0.0
+    began: float = field(default_factory=time.perf_counter)
+
+    def schedule(self) -> None:
+        """Set the learning rate of the step to come."""
+        factor = learning_rate_factor(self.config.schedule, self.progress.step, self.steps)
+        self.learning_rate = self.config.optimizer.lr * factor
+        set_learning_rate(self.optimizer, self.learning_rate)
+
+
+def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory) -> Session:
+    """Build everything for one rank; resume from the newest good checkpoint if there is one."""
+    events = EventLog(run.events_path, attempt=world.environment.attempt, rank=world.rank)
+    arithmetic = Arithmetic(config.precision, world.device)
+    arithmetic.apply()
+    task.setup(Setup(config, world, events))
+    torch.manual_seed(config.seed)
+    model = task.build_model().to(world.device, arithmetic.weights)
+    source = task.build_source()
+    checkpoints = CheckpointStore(run.checkpoints_path, config.checkpoint)
+    resumed = _agree_on_checkpoint(checkpoints, world, events)
+    if resumed is None:
+        task.initialise(model)
+    else:
+        resumed.load_weights(model)
+    optimizer = build_optimizer(config.optimizer, model)
+    strategy, scaler, progress = world.strategy(), arithmetic.scaler(), Progress()
+    state = StateRegistry()
+    for name, part in {
+        "progress": progress,
+        "optimizer": optimizer,
+        "scaler": scaler,
+        "source": source,
+        "task": task,
+        "random": RandomStates(world.rank, world.control.gather),
+    }.items():
+        state.register(name, part)
+    if resumed is not None:
+        state.load_state_dict(resumed.load_state())
+    shares = spread(config, world.size)
+    parts = StepParts(
+        task=task,
+        model=model,
+        wrapped=strategy.wrap(model),
+        optimizer=optimizer,
+        strategy=strategy,
+        world=world,
+        arithmetic=arithmetic,
+        scaler=scaler,
+        events=events,
+        seed=config.seed,
+        micro_batch=min(config.micro_batch or max(shares), max(shares)),
+        clip_norm=config.clip_norm,
+    )
+    checkpointing = CheckpointWatcher(config.checkpoint.every_steps, config.checkpoint.at_end)
+    watchers: list[Watcher] = [
+        SkipWatcher(),
+        MetricsWatcher(config.logging.every_steps),
+        EvaluationWatcher(config.evaluation.every_steps, config.evaluation.at_end),
+        checkpointing,
+    ]
+    session = Session(
+        config=config,
+        world=world,
+        run=run,
+        events=events,
+        task=task,
+        model=model,
+        optimizer=optimizer,
+        strategy=strategy,
+        scaler=scaler,
+        source=source,
+        share=ShareOfStep(
+            world.rank, shares, config.global_batch, task.granularity, config.data_workers
+        ),
+        step=task.build_step(parts) or StandardStep(parts),
+        steps=config.steps or source.steps_in_epochs(config.epochs or 1, config.global_batch),
+        state=state,
+        progress=progress,
+        checkpoints=checkpoints,
+        checkpointing=checkpointing,
+        watchers=watchers,
+    )
+    _announce(session, None if resumed is None else resumed.path)
+    return session
+
+
+def _agree_on_checkpoint(store: CheckpointStore, world: World, events: EventLog) -> Any:
+    """The newest checkpoint that is whole: rank 0 looks, and all take its answer."""
+    found = None
+    if world.is_main:
+        for path, checkpoint, reason in store.examine():
+            if checkpoint is not None:
+                found = checkpoint
+                break
+            events.emit("checkpoint_refused", path=str(path), reason=reason)
+        for leftover in (*store.folder.glob("*.partial"), *store.folder.glob("old-*")):
+            shutil.rmtree(leftover, ignore_errors=True)
+    return world.control.broadcast(found)
+
+
+def _announce(session: Session, resumed_from: Path | None) -> None:
+    world, config = session.world, session.config
+    devices = world.control.gather(_device_name(world.device))
+    if world.is_main:
+        session.events.emit(
+            "run_started",
+            name=config.name,
+            task=config.task.name if config.task else "own model",
+            steps=session.steps,
+            step=session.progress.step,
+            global_batch=config.global_batch,
+            shares=list(session.share.weights),
+            world_size=world.size,
+            devices=devices,
+            mode=type(session.strategy).__name__,
+            backend=world.backend,
+            precision=config.precision.value,
+            parameters=sum(p.numel() for p in session.model.parameters()),
+            resumed_from=None if resumed_from is None else str(resumed_from),
+        )
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU process"

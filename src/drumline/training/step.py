@@ -1,0 +1,201 @@
+"""One optimizer step: forward and backward by micro-batches, one agreed decision, then the update.
+
+This is the default of the Trainer's Step seam. A task may bring another (a fused kernel, say) that
+keeps the same rules: gradients are sums over the global batch divided by its true count, a
+non-finite gradient on any rank skips the step on all, and nothing depends on micro-batches.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drumline.distributed import Strategy, World
+from drumline.events import EventLog
+from drumline.planning.shares import cut_micro_batches
+from drumline.training.batches import narrow, to_device
+from drumline.training.order import mix
+from drumline.training.precision import Arithmetic, LossScaler
+from drumline.training.source import StepBatch
+from drumline.training.task import Task
+
+CAREFUL_STEPS = 2
+"""Steps after which memory has shown its peak; see `StandardStep`."""
+
+
+@dataclass
+class StepOutcome:
+    """What a step did. Sums are this rank's own; norm, `taken` and scale are the same on all."""
+
+    taken: bool
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
+    gradient_norm: Tensor | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What a step works with. `wrapped` is `model` as the strategy spreads it."""
+
+    task: Task
+    model: nn.Module
+    wrapped: nn.Module
+    optimizer: torch.optim.Optimizer
+    strategy: Strategy
+    world: World
+    arithmetic: Arithmetic
+    scaler: LossScaler
+    events: EventLog
+    seed: int
+    micro_batch: int
+    clip_norm: float | None
+
+
+class Step(ABC):
+    """Takes one optimizer step from one batch."""
+
+    @abstractmethod
+    def take(self, batch: StepBatch, index: int) -> StepOutcome:
+        """Take step `index` (from 0); the learning rate is already set in the optimizer."""
+
+
+class StandardStep(Step):
+    """Forward, loss, backward, sum, clip, optimizer, for any model.
+
+    The first steps are *careful*: all micro-batches only accumulate, the ranks vote on whether all
+    of them fitted, and the gradients are summed afterwards. If one ran out of memory, all halve
+    the micro-batch and take the same step again. After that the last backward sums gradients while
+    it runs, and an out-of-memory error ends the attempt.
+    """
+
+    def __init__(self, parts: StepParts) -> None:
+        self.task, self.model, self.wrapped = parts.task, parts.model, parts.wrapped
+        self.optimizer, self.strategy = parts.optimizer, parts.strategy
+        self.world, self.arithmetic, self.scaler = parts.world, parts.arithmetic, parts.scaler
+        self.events, self.seed = parts.events, parts.seed
+        self.micro_batch, self.clip_norm = parts.micro_batch, parts.clip_norm
+        self._careful_left = CAREFUL_STEPS
+
+    def take(self, batch: StepBatch, index: int) -> StepOutcome:
+        """One step; see the class."""
+        data = to_device(batch.data, self.world.device)
+        careful = self._careful_left > 0 or 0 in batch.counts
+        sums = self._accumulate(data, batch, index, careful)
+        while sums is None:
+            self._halve(index)
+            sums = self._accumulate(data, batch, index, careful)
+        self._careful_left = max(0, self._careful_left - 1)
+        return self._update(batch, sums)
+
+    def _accumulate(
+        self, data: Any, batch: StepBatch, index: int, careful: bool
+    ) -> dict[str, dict[str, Tensor]] | None:
+        """Gradients over the whole global batch, in place; None if a rank had no memory for it."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if not careful:
+            return self._backwards(data, batch, index, overlap=True)
+        sums: dict[str, dict[str, Tensor]] | None = None
+        try:
+            sums = self._backwards(data, batch, index, overlap=False)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        if self.world.control.any(sums is None):
+            return None
+        self.strategy.reduce_gradients()
+        return sums
+
+    def _backwards(
+        self, data: Any, batch: StepBatch, index: int, *, overlap: bool
+    ) -> dict[str, dict[str, Tensor]]:
+        sums: dict[str, dict[str, Tensor]] = {"metric": {}, "step": {}}
+        sizes = cut_micro_batches(batch.count, self.micro_batch, self.task.granularity)
+        start = 0
+        for number, size in enumerate(sizes):
+            micro = narrow(data, start, size)
+            torch.manual_seed(mix(self.seed, index, batch.first + start) >> 1)
+            if overlap and number == len(sizes) - 1:
+                self._backward(micro, batch.global_count, sums)
+            else:
+                with self.strategy.accumulate():
+                    self._backward(micro, batch.global_count, sums)
+            start += size
+        return sums
+
+    def _backward(self, micro: Any, global_count: int, sums: dict[str, dict[str, Tensor]]) -> None:
+        with self.arithmetic.autocast():
+            losses = self.task.loss(self.wrapped, micro)
+        (losses.loss_sum * (self.scaler.scale / global_count)).backward()
+        _add(sums["metric"], {"loss": losses.loss_sum.detach(), **losses.metric_sums})
+        _add(sums["step"], losses.step_sums)
+
+    def _update(self, batch: StepBatch, sums: dict[str, dict[str, Tensor]]) -> StepOutcome:
+        if self.scaler.scale != 1.0:
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            torch._foreach_mul_(gradients, 1.0 / self.scaler.scale)
+        self.task.after_gradients(self.model)
+        norm = self.strategy.gradient_norm()
+        bad = self.world.all_reduce((~torch.isfinite(norm)).to(torch.int32), "max")
+        finite = not bool(bad.item())
+        self.scaler.update(finite)
+        if not finite:
+            return StepOutcome(False, {}, norm, self._first_bad_parameter())
+        if self.clip_norm is not None:
+            self.strategy.clip(self.clip_norm, norm)
+        self.optimizer.step()
+        step_sums = self._reduced(sums["step"], batch)
+        self.task.after_step(self.model, self.optimizer, step_sums, batch.global_count)
+        return StepOutcome(True, sums["metric"], norm)
+
+    def _reduced(self, local: dict[str, Tensor], batch: StepBatch) -> dict[str, Tensor]:
+        if 0 in batch.counts:  # a rank without samples does not know what the others sum
+            specs = self.world.control.gather({k: (v.shape, v.dtype) for k, v in local.items()})
+            known = next(spec for spec in specs if spec or not any(specs))
+            local = local or {
+                name: torch.zeros(shape, dtype=dtype, device=self.world.device)
+                for name, (shape, dtype) in known.items()
+            }
+        return {name: self.world.all_reduce(local[name]) for name in sorted(local)}
+
+    def _first_bad_parameter(self) -> str:
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+                return f"the gradient of {name} is not finite"
+        return "a gradient on another rank is not finite"
+
+    def _halve(self, index: int) -> None:
+        least = self.task.granularity
+        if self.micro_batch <= least:
+            raise torch.OutOfMemoryError(
+                f"a micro-batch of {self.micro_batch} does not fit, and it cannot be halved"
+            )
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.world.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.micro_batch = max(least, self.micro_batch // 2)
+        self._careful_left = CAREFUL_STEPS
+        if self.world.is_main:
+            self.events.emit(
+                "warning",
+                code="out_of_memory",
+                message=f"Out of memory at step {index}: all ranks go on with micro-batches of "
+                f"{self.micro_batch}; the result does not change.",
+                micro_batch=self.micro_batch,
+            )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch ran out of device or host memory."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _add(total: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
+    for name, value in more.items():
+        total[name] = total[name] + value if name in total else value

@@ -1,0 +1,175 @@
+"""The one Trainer: a loop that a reader can follow on this page.
+
+Data comes from a Source, a Step learns from it, watchers see what happened, and once a step the
+ranks agree whether to go on. What each of these is, a task and a config decide; see `task`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from drumline.config import ClusterEnvironment, RunConfig
+from drumline.config.section import import_object
+from drumline.distributed import World, open_world
+from drumline.errors import EXIT_DONE, EXIT_RESUME_ME, BadInput
+from drumline.training.own_model import EvaluateFunction, LossFunction, OwnModelTask
+from drumline.training.session import Session, open_session
+from drumline.training.signals import StopSignals
+from drumline.training.source import MapDataset, StepBatch
+from drumline.training.step import StepOutcome
+from drumline.training.task import Task
+from drumline.training.where import agree_on_run_directory
+
+
+@dataclass
+class Result:
+    """How a fit ended. `status` is "done", or "stopped" when a signal asked for it."""
+
+    status: str
+    message: str
+    step: int
+    samples: int
+    seconds: float
+    run_dir: Path
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """What a process that ran this fit should end with."""
+        return EXIT_DONE if self.status == "done" else EXIT_RESUME_ME
+
+
+class Trainer:
+    """Trains what a config says, on the devices this process and its peers have.
+
+    Give a config that names a task, or a `Task`, or a model with data and a loss:
+
+        Trainer(config, model=build, data=dataset, loss=per_sample_loss).fit()
+
+    Args:
+        config: The run.
+        task: What is trained; by default the task that the config names.
+        model, data, loss, evaluate: See `OwnModelTask`; instead of a task.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task | None = None,
+        *,
+        model: nn.Module | Callable[[], nn.Module] | None = None,
+        data: MapDataset | None = None,
+        loss: LossFunction | None = None,
+        evaluate: EvaluateFunction | None = None,
+    ) -> None:
+        self.config = config
+        self.task = task or _task(config, model, data, loss, evaluate)
+
+    def fit(self) -> Result:
+        """Train to the end, or until a signal asks to stop; resume if the run has a checkpoint.
+
+        Works alone and in every rank of a world that a launcher made.
+
+        Raises:
+            DrumlineError: For every failure with a known cause.
+        """
+        environment = ClusterEnvironment.detect()
+        with StopSignals() as signals, open_world(self.config, environment) as world:
+            run = agree_on_run_directory(self.config, world)
+            session = open_session(self.config, self.task, world, run)
+            try:
+                stopped = self._loop(session, signals)
+                return self._end(session, stopped)
+            finally:
+                session.strategy.teardown()
+                session.events.close()
+
+    def _loop(self, session: Session, signals: StopSignals) -> bool:
+        """Step by step to the end; True if a signal stopped it before."""
+        control, progress = session.world.control, session.progress
+        batches = session.source.open(session.share, progress.cursor)
+        while progress.step < session.steps:
+            ballot = control.call(stop=int(signals.requested))
+            batch = next(batches)
+            session.schedule()
+            outcome = session.step.take(batch, progress.step)
+            _advance(session, batch, outcome)
+            for watcher in session.watchers:
+                watcher.after_step(session, batch, outcome)
+            if ballot.result()["stop"] and progress.step < session.steps:
+                session.events.emit("stop_requested", signal=signals.name or "another rank's")
+                return True
+        return False
+
+    def _end(self, session: Session, stopped: bool) -> Result:
+        if stopped:
+            session.checkpointing.save(session)
+        else:
+            for watcher in session.watchers:
+                watcher.at_end(session)
+        progress = session.progress
+        result = Result(
+            status="stopped" if stopped else "done",
+            message=f"stopped at step {progress.step} of {session.steps}; resume to go on"
+            if stopped
+            else f"{session.steps} steps done",
+            step=progress.step,
+            samples=progress.samples,
+            seconds=round(time.perf_counter() - session.began, 3),
+            run_dir=session.run.path,
+            metrics=session.metrics,
+        )
+        _record(session, result)
+        session.world.barrier("end of the run")
+        return result
+
+
+def _advance(session: Session, batch: StepBatch, outcome: StepOutcome) -> None:
+    progress = session.progress
+    progress.step += 1
+    progress.samples += batch.global_count
+    progress.cursor = batch.cursor
+    progress.skipped += not outcome.taken
+    progress.skipped_in_a_row = 0 if outcome.taken else progress.skipped_in_a_row + 1
+
+
+def _record(session: Session, result: Result) -> None:
+    if session.world.is_main:
+        facts: dict[str, Any] = {**asdict(result), "run_dir": str(result.run_dir)}
+        session.events.emit("run_ended", **facts)
+        session.run.write_json(
+            session.run.result_path,
+            {
+                **facts,
+                "exit_code": result.exit_code,
+                "attempts": session.world.environment.attempt + 1,
+                "attempt": session.world.environment.attempt,
+            },
+        )
+
+
+def _task(
+    config: RunConfig,
+    model: nn.Module | Callable[[], nn.Module] | None,
+    data: MapDataset | None,
+    loss: LossFunction | None,
+    evaluate: EvaluateFunction | None,
+) -> Task:
+    if model is not None and data is not None and loss is not None:
+        return OwnModelTask(model, data, loss, evaluate)
+    if config.task is not None:
+        built: Task = import_object(config.task.implementation)()
+        return built
+    raise BadInput(
+        "There is nothing to train: the config names no task.",
+        remedy="Set task.name, or give Trainer a model, data and a loss.",
+    )
+
+
+__all__ = ["Result", "Trainer", "World"]
