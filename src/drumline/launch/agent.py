@@ -21,7 +21,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server import WorkerSpec
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous
 
@@ -88,12 +88,12 @@ class Attempt:
     def _run(self) -> None:
         try:
             with tempfile.TemporaryDirectory(prefix="drumline-") as scratch:
-                result = self._with_agent(scratch)
-            self._ends = _ends(result, self._size)
+                result, failed_first = self._with_agent(scratch)
+            self._ends = _ends(result, failed_first, self._size)
         except BaseException as error:  # reported by `run` in the main thread
             self._error = error
 
-    def _with_agent(self, scratch: str) -> RunResult:
+    def _with_agent(self, scratch: str) -> tuple[RunResult, set[int]]:
         parameters = RendezvousParameters(
             backend="c10d",
             endpoint=f"{LOOPBACK}:0",  # the system chooses the port
@@ -115,7 +115,7 @@ class Attempt:
         )
         self._agent = _Agent(spec, DefaultLogsSpecs(log_dir=scratch), self._environment)
         try:
-            return self._agent.run()
+            return self._agent.run(), self._agent.failed_first
         finally:
             spec.rdzv_handler.shutdown()
 
@@ -128,6 +128,7 @@ class _Agent(LocalElasticAgent):
     ) -> None:
         super().__init__(spec, logs, exit_barrier_timeout=5)
         self._environment = environment
+        self.failed_first: set[int] = set()
 
     def pids(self) -> dict[int, int]:
         """Process ids by local rank."""
@@ -146,19 +147,25 @@ class _Agent(LocalElasticAgent):
                     os.environ[name] = value
         # When one rank fails, torch asks the others politely and waits 30 s. They hang in a
         # collective with the dead one and have nothing left to save, so they are ended at once.
-        context = self._pcontext
-        if context is not None:
-            context.close = functools.partial(  # type: ignore[method-assign]
-                type(context).close, context, signal.SIGKILL, 10
+        if self._pcontext is not None:
+            self._pcontext.close = functools.partial(  # type: ignore[method-assign]
+                self._close_at_once, self._pcontext
             )
         return pids
 
+    def _close_at_once(
+        self, context: PContext, death_sig: signal.Signals | None = None, timeout: int = 10
+    ) -> None:
+        del death_sig
+        if not self.failed_first:  # who failed by itself, before the others are ended
+            self.failed_first = set(getattr(context, "_failures", {}))
+        type(context).close(context, signal.SIGKILL, timeout)
 
-def _ends(result: RunResult, size: int) -> list[RankEnd]:
+
+def _ends(result: RunResult, failed_first: set[int], size: int) -> list[RankEnd]:
     ends = []
     for rank in range(size):
         failure = result.failures.get(rank)
         code = failure.exitcode if failure else 0
-        when = float(failure.timestamp) if failure else float("inf")
-        ends.append(RankEnd(rank=rank, exit_code=code, failed_at=when))
+        ends.append(RankEnd(rank, code, ended_by_us=bool(code) and rank not in failed_first))
     return ends

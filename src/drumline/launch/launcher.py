@@ -105,16 +105,9 @@ class _Launch:
         self._events.attempt = number
         plan = self.request.plan
         self._events.emit("attempt_started", world_size=plan.world_size)
+        worker = ["-m", "drumline.launch.worker", str(os.getpid()), self.request.kind]
         self._attempt = Attempt(
-            [
-                "-m",
-                "drumline.launch.worker",
-                str(os.getpid()),
-                self.request.kind,
-                *self._arguments(),
-            ],
-            plan.world_size,
-            self._environment(number),
+            [*worker, *self._arguments()], plan.world_size, self._environment(number)
         )
         ranks = self._attempt.run(self._watch)
         self._watch()
@@ -189,7 +182,7 @@ class _Launch:
         """The last lines of ranks that failed by themselves, but for rank 0, which was shown."""
         reported = {event["rank"] for event in self._seen if event["kind"] == "rank_failed"}
         for rank in ranks:
-            if rank.exit_code > 0 and rank.rank != 0 and rank.rank in reported:
+            if not rank.ended_by_us and rank.rank != 0 and rank.rank in reported:
                 lines = _last_lines(self.run_dir, rank.rank)
                 self._show([], f"--- last lines of rank {rank.rank} ---\n{lines}\n")
 

@@ -27,11 +27,13 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one rank ended: its exit code, negative for a signal; 0 also if it was ended by us."""
+    """How one rank ended: its exit code, negative for a signal. A rank that the launcher ended,
+    because another had failed, is `ended_by_us`.
+    """
 
     rank: int
     exit_code: int
-    failed_at: float = float("inf")
+    ended_by_us: bool = False
 
     @property
     def signal_name(self) -> str:
@@ -108,8 +110,9 @@ def decide(end: AttemptEnd, restarts_left: int, *, can_halve: bool) -> Decision:
 def _first_cause(end: AttemptEnd, can_halve: bool) -> Decision:
     """The cause behind the others: peers of a dead rank fail too, by losing contact with it."""
     primary = next((f for f in end.failures if f.get("code") not in _SECONDARY), None)
-    killed = _first_killed(end.ranks)
-    if primary is not None and not (killed and primary.get("t", 0) > killed.failed_at):
+    alone = [rank for rank in end.ranks if rank.exit_code and not rank.ended_by_us]
+    killed = next((rank for rank in alone if rank.exit_code < 0), None)
+    if primary is not None and (killed is None or primary.get("exit_code") == EXIT_BAD_INPUT):
         return _from_failure(primary, end.steps, can_halve)
     if killed is not None:
         return Decision(
@@ -120,7 +123,7 @@ def _first_cause(end: AttemptEnd, can_halve: bool) -> Decision:
         )
     if end.failures:
         return _from_failure(end.failures[0], end.steps, can_halve)
-    first = min((r for r in end.ranks if r.exit_code), key=lambda r: (r.failed_at, r.rank))
+    first = (alone or end.ranks)[0]
     return Decision(
         Action.RESTART if end.steps else Action.STOP,
         "exit",
@@ -128,15 +131,6 @@ def _first_cause(end: AttemptEnd, can_halve: bool) -> Decision:
         first.exit_code if first.exit_code == EXIT_BAD_INPUT else EXIT_FAILED,
         "See the last lines of its log.",
     )
-
-
-def _first_killed(ranks: list[RankEnd]) -> RankEnd | None:
-    """The first rank that a signal killed; those the launcher killed afterwards come later."""
-    failed = [rank for rank in ranks if rank.exit_code]
-    if not failed:
-        return None
-    first = min(failed, key=lambda rank: (rank.failed_at, rank.rank))
-    return first if first.exit_code < 0 else None
 
 
 def _from_failure(failure: dict[str, Any], steps: int, can_halve: bool) -> Decision:
