@@ -16,6 +16,7 @@ from drumline.errors import BadInput
 RUN_DIR = "DRUMLINE_RUN_DIR"
 ATTEMPT = "DRUMLINE_ATTEMPT"
 PLAN_DEVICES = "DRUMLINE_DEVICES"
+OVERRIDES = "DRUMLINE_OVERRIDES"
 DEFAULT_PORT = 29500
 
 
@@ -23,7 +24,8 @@ DEFAULT_PORT = 29500
 class ClusterEnvironment:
     """Who this process is among all ranks of an attempt.
 
-    `kind` says who started it: "alone", "drumline", "torchrun", "slurm" or "mpirun".
+    `kind` says who started it: "alone", "drumline", "torchrun", "slurm" or "mpirun". `overrides`
+    are what our launcher changes in the config after a failure: a smaller micro-batch, say.
     """
 
     kind: str
@@ -36,6 +38,7 @@ class ClusterEnvironment:
     run_dir: Path | None = None
     attempt: int = 0
     devices: str | None = None
+    overrides: tuple[str, ...] = ()
 
     @property
     def is_alone(self) -> bool:
@@ -76,6 +79,7 @@ class ClusterEnvironment:
             _run_dir(env),
             _int(env, ATTEMPT, _int(env, "TORCHELASTIC_RESTART_COUNT", 0)),
             env.get(PLAN_DEVICES),
+            tuple(env.get(OVERRIDES, "").split()),
         )
 
     @classmethod

@@ -29,6 +29,14 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     return parse_config(data, source=str(path))
 
 
+def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """A config with `key=value` overrides, checked again; itself if there are none."""
+    if not overrides:
+        return config
+    data = apply_overrides(config.model_dump(mode="json"), overrides)
+    return parse_config(data, source="The config with overrides")
+
+
 def parse_config(data: dict[str, Any], source: str = "The config") -> RunConfig:
     """Check a whole config given as plain data.
 

@@ -57,7 +57,7 @@ class DistributedConfig(Section):
         None, description="samples of the global batch for each rank; by default equal"
     )
     bucket_cap_mb: PositiveFloat = Field(25.0, description="size of DDP's gradient buckets")
-    broadcast_buffers: bool | None = Field(
+    sync_buffers: bool | None = Field(
         None,
         description="send rank 0's buffers to all at each step; by default where the model keeps "
         "running statistics",

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from drumline.errors import RankFailure
 
@@ -102,9 +103,9 @@ class StoreControl(ControlPlane):
         timeout_s: How long a vote may take.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout_s: float) -> None:
+    def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
         self.rank, self.size, self.timeout_s = rank, size, timeout_s
-        self._store = dist.PrefixStore("drumline/control", store)
+        self._store = PrefixStore("drumline/control", store)
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._calls = 0
 

@@ -6,8 +6,7 @@ the order of additions does not depend on how DDP packs its buckets, which chang
 backward: a run that was interrupted and resumed adds in the same order as one that was not.
 """
 
-from __future__ import annotations
-
+import inspect
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline.config import DistributedConfig, Mode
 
 if TYPE_CHECKING:
     from drumline.distributed.world import World
+
+# Torch 2.13 renamed the flag.
+_SYNC_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
+# DDP looks at the hook's annotations, so this module must not turn them into strings.
 
 
 class Strategy(ABC):
@@ -93,21 +101,24 @@ class SingleDevice(_Replicated):
 class DataParallelReplicas(_Replicated):
     """Mode `distributed`: a replica on every rank, through DistributedDataParallel."""
 
-    def __init__(self, config: DistributedConfig, world: World) -> None:
+    def __init__(self, config: DistributedConfig, world: "World") -> None:
         self.config, self.world = config, world
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model in DDP, with gradients summed and not averaged."""
         self.model = model
         device = self.world.device
-        buffers = self.config.broadcast_buffers
+        buffers = self.config.sync_buffers
+        flags: dict[str, Any] = {
+            _SYNC_BUFFERS: _keeps_statistics(model) if buffers is None else buffers
+        }
         self._ddp = DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
-            broadcast_buffers=_keeps_statistics(model) if buffers is None else buffers,
             bucket_cap_mb=self.config.bucket_cap_mb,
             find_unused_parameters=self.config.find_unused_parameters,
             gradient_as_bucket_view=True,
+            **flags,
         )
         self._ddp.register_comm_hook(None, _sum_each)
         return self._ddp
@@ -137,7 +148,7 @@ class DataParallelReplicas(_Replicated):
         super().teardown()
 
 
-def build_strategy(config: DistributedConfig, world: World) -> Strategy:
+def build_strategy(config: DistributedConfig, world: "World") -> Strategy:
     """The strategy for a world: its mode if one was named, else by the number of ranks."""
     replicated = config.mode is Mode.DISTRIBUTED or (config.mode is Mode.AUTO and world.size > 1)
     if replicated and world.has_data_plane:
@@ -145,13 +156,13 @@ def build_strategy(config: DistributedConfig, world: World) -> Strategy:
     return SingleDevice()
 
 
-def _sum_each(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _sum_each(_: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """DDP communication hook: sum each parameter's gradient on its own; no division."""
     works = [dist.all_reduce(gradient, async_op=True) for gradient in bucket.gradients()]
     futures = [work.get_future() for work in works]
     if bucket.buffer().is_cuda:  # one stream: the last to be queued is the last to be done
         return futures[-1].then(lambda _: bucket.buffer())  # type: ignore[no-any-return]
-    return torch.futures.collect_all(futures).then(lambda _: bucket.buffer())  # type: ignore[no-any-return]
+    return torch.futures.collect_all(futures).then(lambda _: bucket.buffer())
 
 
 def _keeps_statistics(model: nn.Module) -> bool:

@@ -10,6 +10,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import (
+    PrefixStore,
+    Store,
+    _get_default_store,
+)
 
 from drumline.config import ClusterEnvironment, DistributedConfig, Mode, RunConfig
 from drumline.distributed.control import ControlPlane, LocalControl, StoreControl
@@ -106,21 +112,19 @@ def open_world(
         dist.destroy_process_group()
 
 
-def _join(
-    env: ClusterEnvironment, backend: str, device: torch.device, timeout_s: float
-) -> dist.Store:
+def _join(env: ClusterEnvironment, backend: str, device: torch.device, timeout_s: float) -> Store:
     """Join the data plane's process group, through the store of whoever started us."""
     timeout = timedelta(seconds=timeout_s)
     device_id = device if device.type == "cuda" else None
     if env.kind in ("drumline", "torchrun"):
         dist.init_process_group(backend, timeout=timeout, device_id=device_id)
-        return dist.distributed_c10d._get_default_store()
-    store = dist.TCPStore(
+        return _get_default_store()
+    store = TCPStore(
         env.master_addr, env.master_port, env.world_size, env.rank == 0, timeout=timeout
     )
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore(f"attempt-{env.attempt}", store),
+        store=PrefixStore(f"attempt-{env.attempt}", store),
         rank=env.rank,
         world_size=env.world_size,
         timeout=timeout,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from drumline.config import RunConfig
-from drumline.config.environment import ATTEMPT, PLAN_DEVICES, RUN_DIR
+from drumline.config import DistributedConfig
+from drumline.config.environment import ATTEMPT, OVERRIDES, PLAN_DEVICES, RUN_DIR
 from drumline.errors import EXIT_FAILED
 from drumline.events import EventLog, EventReader
 from drumline.launch.agent import Attempt
@@ -33,14 +33,14 @@ class LaunchRequest:
         plan: Devices and world size.
         kind: "train", "call" or "script"; see `worker`.
         arguments: For the worker.
-        config: The config, whose restarts, timeouts and micro-batch the policy may use up.
+        spread: Bounds for the failure policy: restarts and timeouts.
     """
 
     run: RunDirectory
     plan: Plan
     kind: str
     arguments: tuple[str, ...] = ()
-    config: RunConfig | None = None
+    spread: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class _Launch:
     def run(self) -> Outcome:
         self.run_dir.result_path.unlink(missing_ok=True)
         number = self._first
-        left = self.request.config.distributed.max_restarts if self.request.config else 0
+        left = self.request.spread.max_restarts
         with _Signals(self._on_signal):
             while True:
                 decision = self._one(number, left)
@@ -107,7 +107,7 @@ class _Launch:
         self._events.emit("attempt_started", world_size=plan.world_size)
         worker = ["-m", "drumline.launch.worker", str(os.getpid()), self.request.kind]
         self._attempt = Attempt(
-            [*worker, *self._arguments()], plan.world_size, self._environment(number)
+            [*worker, *self.request.arguments], plan.world_size, self._environment(number)
         )
         ranks = self._attempt.run(self._watch)
         self._watch()
@@ -138,10 +138,6 @@ class _Launch:
             killed_by_us=self._stops > 1,
         )
 
-    def _arguments(self) -> list[str]:
-        changes = [f"{key}={value}" for key, value in self._overrides.items()]
-        return [*self.request.arguments, *(changes if self.request.kind == "train" else [])]
-
     def _environment(self, number: int) -> dict[str, str]:
         """Variables of every rank. Devices go by UUID and are set before CUDA can start."""
         plan = self.request.plan
@@ -150,6 +146,7 @@ class _Launch:
             RUN_DIR: str(self.run_dir.path.resolve()),
             ATTEMPT: str(number),
             PLAN_DEVICES: plan.devices[0].kind,
+            OVERRIDES: " ".join(f"{key}={value}" for key, value in self._overrides.items()),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
             "PYTHONUNBUFFERED": "1",
         }
@@ -159,13 +156,12 @@ class _Launch:
         return environment
 
     def _adjust(self, action: Action) -> None:
-        config = self.request.config
         if action is Action.RESTART_SMALLER:
             self._overrides["micro_batch"] = str(max(1, self._micro_batch() // 2))
-        if action is Action.RESTART_PATIENT and config is not None:
+        if action is Action.RESTART_PATIENT:
             for name in ("timeout_s", "control_timeout_s"):
                 key = f"distributed.{name}"
-                before = float(self._overrides.get(key, getattr(config.distributed, name)))
+                before = float(self._overrides.get(key, getattr(self.request.spread, name)))
                 self._overrides[key] = str(2 * before)
 
     def _micro_batch(self) -> int:

@@ -49,7 +49,7 @@ def _execute(kind: str, arguments: list[str], run: RunDirectory) -> None:
         from drumline.config import load_config
         from drumline.training import Trainer
 
-        Trainer(load_config(run.config_path, arguments)).fit()
+        Trainer(load_config(run.config_path)).fit()
     elif kind == "call":
         from drumline.config.section import import_object
 

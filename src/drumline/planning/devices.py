@@ -12,6 +12,9 @@ from drumline.hardware import Device, Machine, resolve_devices
 CPU_PROCESSES = 2
 """How many processes `auto` starts on a machine without GPUs, cores permitting."""
 
+FOREIGN_BYTES = 512 * 2**20
+"""A device on which other processes hold more than this is in use; a desktop holds less."""
+
 
 @dataclass(frozen=True)
 class PlannedDevice:
@@ -70,7 +73,7 @@ def _auto(
         return [_planned(device) for device in chosen], [
             f"devices: {len(chosen)} of {len(machine.gpus)} GPUs, those that are free"
         ]
-    cores = machine.host.cpu_cores or 1
+    cores = machine.host.cpu_usable or 1
     count = max(1, min(CPU_PROCESSES, cores, at_most))
     return _cpu(count), [f"devices: no GPU here, so {count} CPU processes on {cores} cores"]
 
@@ -99,8 +102,8 @@ def _exactly(machine: Machine, free: list[Device], count: int) -> list[PlannedDe
 
 
 def _is_free(device: Device, occupied: Collection[str]) -> bool:
-    foreign = any(process.memory_bytes != 0 for process in device.processes or ())
-    return not device.lost and device.uuid not in occupied and not foreign
+    foreign = sum(process.memory_bytes or 0 for process in device.processes or ())
+    return not device.lost and device.uuid not in occupied and foreign <= FOREIGN_BYTES
 
 
 def _planned(device: Device) -> PlannedDevice:

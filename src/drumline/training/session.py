@@ -20,7 +20,7 @@ from drumline.training.checkpoint import CheckpointStore
 from drumline.training.optimizer import build_optimizer, learning_rate_factor, set_learning_rate
 from drumline.training.precision import Arithmetic, LossScaler
 from drumline.training.source import ShareOfStep, Source
-from drumline.training.state import Progress, RandomStates, StateRegistry
+from drumline.training.state import Progress, RandomStates, Stateful, StateRegistry
 from drumline.training.step import StandardStep, Step, StepParts
 from drumline.training.task import Setup, Task
 from drumline.training.watchers import (
@@ -84,14 +84,15 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
     optimizer = build_optimizer(config.optimizer, model)
     strategy, scaler, progress = world.strategy(), arithmetic.scaler(), Progress()
     state = StateRegistry()
-    for name, part in {
+    parts_of_state: dict[str, Stateful] = {
         "progress": progress,
         "optimizer": optimizer,
         "scaler": scaler,
         "source": source,
         "task": task,
         "random": RandomStates(world.rank, world.control.gather),
-    }.items():
+    }
+    for name, part in parts_of_state.items():
         state.register(name, part)
     if resumed is not None:
         state.load_state_dict(resumed.load_state())

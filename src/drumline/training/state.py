@@ -100,13 +100,14 @@ class RandomStates:
 
 
 def _random_state() -> dict[str, Any]:
-    numpy_kind, numpy_keys, numpy_position, has_gauss, gauss = np.random.get_state()
+    numpy_state: Any = np.random.get_state()
+    numpy_kind, numpy_keys, numpy_position, has_gauss, gauss = numpy_state
     state = {
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
         "numpy": (numpy_kind, numpy_keys.tolist(), numpy_position, has_gauss, gauss),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 

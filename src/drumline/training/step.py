@@ -130,7 +130,7 @@ class StandardStep(Step):
     def _backward(self, micro: Any, global_count: int, sums: dict[str, dict[str, Tensor]]) -> None:
         with self.arithmetic.autocast():
             losses = self.task.loss(self.wrapped, micro)
-        (losses.loss_sum * (self.scaler.scale / global_count)).backward()
+        torch.autograd.backward(losses.loss_sum * (self.scaler.scale / global_count))
         _add(sums["metric"], {"loss": losses.loss_sum.detach(), **losses.metric_sums})
         _add(sums["step"], losses.step_sums)
 

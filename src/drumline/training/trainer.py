@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from drumline.config import ClusterEnvironment, RunConfig
+from drumline.config.load import override
 from drumline.config.section import import_object
 from drumline.distributed import World, open_world
 from drumline.errors import EXIT_DONE, EXIT_RESUME_ME, BadInput
@@ -80,9 +81,10 @@ class Trainer:
             DrumlineError: For every failure with a known cause.
         """
         environment = ClusterEnvironment.detect()
-        with StopSignals() as signals, open_world(self.config, environment) as world:
-            run = agree_on_run_directory(self.config, world)
-            session = open_session(self.config, self.task, world, run)
+        config = override(self.config, environment.overrides)
+        with StopSignals() as signals, open_world(config, environment) as world:
+            run = agree_on_run_directory(config, world)
+            session = open_session(config, self.task, world, run)
             try:
                 stopped = self._loop(session, signals)
                 return self._end(session, stopped)

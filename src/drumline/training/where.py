@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from drumline.config import ClusterEnvironment, RunConfig
 from drumline.distributed import World
@@ -30,8 +30,8 @@ def agree_on_run_directory(config: RunConfig, world: World) -> RunDirectory:
         try:
             path = _choose(config, world.environment)
             RunDirectory.create(path)
-            if world.environment.kind != "drumline":
-                run = RunDirectory(path)
+            run = RunDirectory(path)
+            if world.environment.kind != "drumline" or not run.config_path.exists():
                 run.write_config(config.model_dump(mode="json"))
                 run.result_path.unlink(missing_ok=True)
         except DrumlineError as error:
@@ -55,7 +55,7 @@ def _choose(config: RunConfig, environment: ClusterEnvironment) -> Path:
 
 def _remember(environment: ClusterEnvironment, value: str) -> str:
     """What the agent's store holds from an earlier attempt, or `value`, which it then holds."""
-    store = dist.TCPStore(
+    store = TCPStore(
         environment.master_addr,
         environment.master_port,
         is_master=False,
