@@ -112,6 +112,14 @@ class ClusterEnvironment:
         )
 
 
+def visible_devices_setting(
+    environ: Mapping[str, str] | None = None,
+) -> tuple[str | None, str | None]:
+    """The values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER; None where not set."""
+    env = os.environ if environ is None else environ
+    return env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER")
+
+
 def _run_dir(env: Mapping[str, str]) -> Path | None:
     return Path(env[RUN_DIR]) if env.get(RUN_DIR) else None
 
