@@ -142,7 +142,7 @@ class SAETaskConfig(TaskConfig):
         "geometric_median", description="start of the decoder bias"
     )
     bias_samples: PositiveInt = Field(
-        8192, description="first samples of the data order that set bias, scale and variance"
+        8192, description="first samples of the data order that set bias, scale and mean"
     )
     scale_inputs: bool = Field(
         True, description="scale inputs to a mean norm of sqrt(width); kept in the weights"
@@ -151,6 +151,11 @@ class SAETaskConfig(TaskConfig):
     explained_loss: ExplainedLossConfig | None = Field(
         None, description="splice the SAE into its language model at every evaluation"
     )
+
+    @property
+    def granularity(self) -> int:
+        """Shares and micro-batches are whole groups: BatchTopK couples the samples of one."""
+        return self.batchtopk_group if self.architecture == "batchtopk" else 1
 
     def latent_count(self, d_in: int) -> int:
         """Number of latents for inputs of this width."""

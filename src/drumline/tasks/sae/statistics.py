@@ -26,11 +26,6 @@ def input_scale(rows: Tensor) -> float:
     return math.sqrt(rows.shape[1]) / norm if norm > 0 else 1.0
 
 
-def total_variance(rows: Tensor) -> float:
-    """Mean squared distance of float64 rows [n, width] from their mean."""
-    return float((rows - rows.mean(dim=0)).square().sum(dim=1).mean())
-
-
 def geometric_median(rows: Tensor, *, iterations: int = 200, tolerance: float = 1e-10) -> Tensor:
     """The point with the least sum of distances to float64 rows [n, width], by Weiszfeld (1937).
 

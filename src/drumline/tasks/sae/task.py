@@ -23,7 +23,6 @@ from drumline.tasks.sae.statistics import (
     geometric_median,
     input_scale,
     of_rank_zero,
-    total_variance,
 )
 from drumline.tasks.sae.topk import BatchTopKSAE
 from drumline.training.order import SampleOrder
@@ -41,11 +40,12 @@ class SAETask(Task):
     config: SAETaskConfig
     rows: Rows
     activity: LatentActivity
+    mean: Tensor
 
     def __init__(self, open_data: Callable[[SAETaskConfig], Rows] = open_rows) -> None:
         self.open_data = open_data
         self.step = 0
-        self.variance = 1.0
+        self.target_scale = 1.0
         self.dead = torch.empty(0, dtype=torch.int64)
 
     def setup(self, setup: Setup) -> None:
@@ -53,9 +53,6 @@ class SAETask(Task):
         super().setup(setup)
         self.config = cast(SAETaskConfig, setup.config.task)
         self.seed = setup.config.seed
-        self.granularity = (
-            self.config.batchtopk_group if self.config.architecture == "batchtopk" else 1
-        )
         self.rows = self.open_data(self.config)
 
     def build_model(self) -> SAE:
@@ -64,6 +61,7 @@ class SAETask(Task):
         d_out = None if targets is None else targets.width
         sae = build_sae(self.config, self.rows.inputs.width, d_out)
         self._take_activity(torch.zeros(sae.latents, dtype=torch.int64))
+        self.mean = torch.zeros(sae.size.d_out, dtype=torch.float64, device=self.world.device)
         return sae
 
     def build_source(self) -> Source:
@@ -73,8 +71,8 @@ class SAETask(Task):
         return MapSource(self.rows, order, epoch_end=epoch_end, collated=True)
 
     def initialise(self, model: nn.Module) -> None:
-        """Input scale, decoder bias and variance from the first samples of the data order."""
-        sae = _sae(model)
+        """Scale, decoder bias and the targets' mean from the first samples of the order."""
+        sae = cast(SAE, model)
         inputs, targets = self.rows.pairs(self.rows.first(self.config.bias_samples, self.seed))
         seen = inputs.to(torch.float64)
         wanted = seen if targets is None else targets.to(torch.float64)
@@ -85,11 +83,11 @@ class SAETask(Task):
         )
         for_inputs, for_targets = of_rank_zero(self.world, scales).tolist()
         sae.set_scales(for_inputs, for_targets)
+        self.target_scale = for_targets
         wanted = wanted * for_targets
         if self.config.bias_init == "geometric_median":
             sae.start_bias(of_rank_zero(self.world, geometric_median(wanted)))
-        variance = torch.tensor([total_variance(wanted)], dtype=torch.float64)
-        self.variance = float(of_rank_zero(self.world, variance)) or 1.0
+        self.mean = of_rank_zero(self.world, wanted.mean(dim=0))
 
     def loss(self, model: nn.Module, batch: Any) -> Losses:
         """Sum over the samples of the architecture's loss."""
@@ -99,12 +97,21 @@ class SAETask(Task):
         sums = {"fired": output.fired}
         if self.config.architecture == "batchtopk":
             sums["smallest_kept"] = output.smallest_kept
-        return Losses(output.loss.sum(), self._metric_sums(output), sums)
+        metrics = self._metric_sums(output, inputs if targets is None else targets)
+        return Losses(output.loss.sum(), metrics, sums)
+
+    def derive_metrics(self, means: dict[str, float]) -> dict[str, float]:
+        """The fraction of variance unexplained, about the mean of the first samples."""
+        shown = dict(means)
+        variance = shown.pop("variance", 0.0)
+        if variance > 0:
+            shown["fvu"] = shown["squared_error"] / variance
+        return shown
 
     def after_gradients(self, model: nn.Module) -> None:
         """Drop the part of the decoder's gradient that only changes its norms."""
         if self.config.decoder_norm:
-            _sae(model).drop_parallel_gradient()
+            cast(SAE, model).drop_parallel_gradient()
 
     def after_step(
         self,
@@ -114,7 +121,7 @@ class SAETask(Task):
         count: int,
     ) -> None:
         """Renormalise the decoder, count silence, follow the threshold, resample when due."""
-        sae = _sae(model)
+        sae = cast(SAE, model)
         if self.config.decoder_norm:
             sae.normalise_decoder()
         if isinstance(sae, BatchTopKSAE):
@@ -127,7 +134,7 @@ class SAETask(Task):
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Held-out metrics, dead latents, and explained loss where the config asks for it."""
-        sae = _sae(model)
+        sae = cast(SAE, model)
         metrics = evaluate_held_out(sae, self.rows, self.world, self.config.evaluation)
         metrics["dead_latents"] = float(len(self.dead))
         metrics["dead_fraction"] = len(self.dead) / sae.latents
@@ -138,17 +145,19 @@ class SAETask(Task):
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps taken, the silence of each latent, and the variance of the targets."""
+        """Steps taken, the silence of each latent, and the targets' mean and scale."""
         return {
             "step": self.step,
-            "variance": self.variance,
+            "target_scale": self.target_scale,
+            "mean": self.mean.cpu().clone(),
             "silent_for": self.activity.silent_for.cpu().clone(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self.step = int(state["step"])
-        self.variance = float(state["variance"])
+        self.target_scale = float(state["target_scale"])
+        self.mean = state["mean"].to(self.world.device, copy=True)
         self._take_activity(state["silent_for"])
 
     def _take_activity(self, silent_for: Tensor) -> None:
@@ -156,12 +165,14 @@ class SAETask(Task):
         self.activity = LatentActivity(on_device, self.config.dead_after_samples)
         self.dead = self.activity.dead()
 
-    def _metric_sums(self, output: SAEOutput) -> dict[str, Tensor]:
+    def _metric_sums(self, output: SAEOutput, targets: Tensor) -> dict[str, Tensor]:
+        dtype = output.loss.dtype
+        distance = targets.to(dtype) * self.target_scale - self.mean.to(dtype)
         error = output.squared_error.sum(dtype=torch.float64)
         dead_fraction = len(self.dead) / len(output.fired)
         sums = {
             "squared_error": error,
-            "fvu": error / self.variance,
+            "variance": distance.square().sum(dtype=torch.float64),
             "l0": output.active.sum(dtype=torch.float64),
             "dead_fraction": error.new_tensor(dead_fraction * len(output.loss)),
         }
@@ -184,8 +195,3 @@ class SAETask(Task):
         resampler.resample(sae, optimizer, self.dead, self.step, sparsity)
         self.activity.revive(self.dead)
         self.dead = self.activity.dead()
-
-
-def _sae(model: nn.Module) -> SAE:
-    """The SAE itself, out of any wrapper that keeps it as `module`."""
-    return cast(SAE, getattr(model, "module", model))
