@@ -1,0 +1,1 @@
+"""Sparse autoencoders and transcoders on cached activations."""

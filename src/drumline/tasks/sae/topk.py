@@ -1,0 +1,153 @@
+"""TopK and BatchTopK: the largest pre-activations are kept, and only those are worked on."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drumline.tasks.sae.model import SAE, SAEOutput, SAESize
+from drumline.tasks.sae.reconstruction import accumulate, auxk_errors, squared_errors
+from drumline.tasks.sae.sparse import Places, decode_at, values_at
+
+THRESHOLD_RATE = 0.01
+"""Weight of a new step in BatchTopK's running threshold."""
+
+
+class CountSAE(SAE):
+    """What TopK and BatchTopK share: sparse arithmetic, and AuxK for dead latents.
+
+    Args:
+        size: Shape of the SAE.
+        k: Latents kept for a sample, on average for BatchTopK.
+        aux_k: Dead latents that model the residual; 0 for none.
+        aux_coefficient: Weight of their error.
+    """
+
+    def __init__(self, size: SAESize, k: int, aux_k: int = 0, aux_coefficient: float = 0.0) -> None:
+        super().__init__(size)
+        self.k = k
+        self.aux_k = aux_k
+        self.aux_coefficient = aux_coefficient
+        self.b_enc = nn.Parameter(torch.zeros(size.latents))
+
+    @abstractmethod
+    def kept(self, projected: Tensor) -> Tensor:
+        """Flat positions of the kept entries of [samples, latents], int64, ascending."""
+
+    def losses(
+        self, centred: Tensor, wanted: Tensor, dead: Tensor | None, sparsity: float
+    ) -> SAEOutput:
+        """Squared error of every prefix, and AuxK's."""
+        del sparsity
+        projected = F.linear(centred.detach(), self.W_enc.detach(), self.b_enc.detach())
+        flat = self.kept(projected)
+        places = Places.from_flat(flat, *projected.shape)
+        found = projected.view(-1)[flat]
+        values = F.relu(values_at(centred, self.W_enc, self.b_enc, found, places))
+        parts = decode_at(values, self.W_dec, places, self.size.prefixes)
+        nested = accumulate(parts, self.b_dec)
+        errors = squared_errors(wanted, nested)
+        auxiliary = self._auxiliary(wanted - nested[-1], centred, dead)
+        loss = errors.sum(dim=0) + self.aux_coefficient * auxiliary
+        fires = (values.detach() > 0).to(torch.float64)
+        return SAEOutput(
+            loss=loss,
+            squared_error=errors[-1].detach(),
+            active=fires.new_zeros(len(wanted)).index_add_(0, places.rows, fires),
+            sparsity=torch.zeros_like(loss),
+            auxiliary=auxiliary.detach(),
+            fired=fires.new_zeros(self.latents).index_add_(0, places.columns, fires),
+            smallest_kept=self.smallest_kept(values.detach(), places),
+        )
+
+    def smallest_kept(self, values: Tensor, places: Places) -> Tensor:
+        """Statistic for an inference threshold; zeros where there is none."""
+        del places
+        return torch.zeros(2, dtype=torch.float64, device=values.device)
+
+    @torch.no_grad()
+    def reset_latents(self, rows: Tensor) -> list[nn.Parameter]:
+        """Zero the encoder biases of some latents."""
+        self.b_enc[rows] = 0.0
+        return [self.b_enc]
+
+    def _auxiliary(self, residual: Tensor, centred: Tensor, dead: Tensor | None) -> Tensor:
+        if dead is None or not len(dead) or not self.aux_k:
+            return torch.zeros(len(residual), dtype=residual.dtype, device=residual.device)
+        encoder = (self.W_enc, self.b_enc)
+        return auxk_errors(residual, centred, encoder, self.W_dec, dead=dead, count=self.aux_k)
+
+
+class TopKSAE(CountSAE):
+    """The k largest of each sample (Gao et al. 2024, arXiv 2406.04093)."""
+
+    def kept(self, projected: Tensor) -> Tensor:
+        """The k largest of each row."""
+        columns = projected.topk(self.k, dim=-1, sorted=False).indices.sort(dim=-1).values
+        starts = torch.arange(len(projected), device=projected.device) * self.latents
+        return (columns + starts.unsqueeze(1)).view(-1)
+
+    def activate(self, centred: Tensor) -> Tensor:
+        """The k largest of each sample, zeros elsewhere."""
+        projected = self.project(centred, self.b_enc)
+        values, columns = projected.topk(self.k, dim=-1, sorted=False)
+        return torch.zeros_like(projected).scatter(-1, columns, F.relu(values))
+
+
+class BatchTopKSAE(CountSAE):
+    """The k*group largest of each group of consecutive samples (Bussmann et al. 2024, 2412.06410).
+
+    At inference a latent fires above a threshold, the running mean of the smallest value kept in
+    a group; `follow_threshold` updates it from sums over all ranks.
+    """
+
+    threshold: Tensor
+
+    def __init__(
+        self, size: SAESize, k: int, group: int, aux_k: int = 0, aux_coefficient: float = 0.0
+    ) -> None:
+        super().__init__(size, k, aux_k, aux_coefficient)
+        self.group = group
+        self.register_buffer("threshold", torch.zeros(()))
+
+    def kept(self, projected: Tensor) -> Tensor:
+        """The k*group largest of each group; a last short group keeps k for each of its rows."""
+        flat, whole = projected.view(-1), len(projected) // self.group
+        per_group = self.group * self.latents
+        grouped = flat[: whole * per_group].view(whole, per_group)
+        chosen = grouped.topk(self.k * self.group, dim=-1, sorted=False).indices
+        starts = torch.arange(whole, device=flat.device) * per_group
+        positions = (chosen + starts.unsqueeze(1)).view(-1)
+        rest = len(projected) - whole * self.group
+        if rest:
+            last = flat[whole * per_group :].topk(self.k * rest, sorted=False).indices
+            positions = torch.cat([positions, last + whole * per_group])
+        return positions.sort().values
+
+    def activate(self, centred: Tensor) -> Tensor:
+        """Latents above the threshold."""
+        projected = F.relu(self.project(centred, self.b_enc))
+        return projected * (projected > self.threshold)
+
+    def smallest_kept(self, values: Tensor, places: Places) -> Tensor:
+        """Sum over groups of the smallest positive value kept, and the groups that have one."""
+        groups = torch.div(places.rows, self.group, rounding_mode="floor")
+        count = -(-places.samples // self.group)
+        positive = torch.where(values > 0, values.double(), torch.inf)
+        smallest = positive.new_full((count,), torch.inf)
+        smallest.scatter_reduce_(0, groups, positive, "amin")
+        found = smallest.isfinite()
+        return torch.stack([smallest[found].sum(), found.sum().double()])
+
+    @torch.no_grad()
+    def follow_threshold(self, smallest_kept: Tensor) -> None:
+        """Move the threshold towards a step's mean, given `smallest_kept` over all ranks."""
+        total, groups = smallest_kept.tolist()
+        if groups == 0:
+            return
+        mean, before = total / groups, float(self.threshold)
+        rate = THRESHOLD_RATE if before > 0 else 1.0
+        self.threshold.fill_(before + rate * (mean - before))
