@@ -1,0 +1,204 @@
+"""Explained loss: how much of a language model's loss survives the SAE's reconstruction.
+
+The activations after a layer are replaced once by their reconstruction and once by zeros; the
+explained loss is (zero - spliced) / (zero - clean), 1 for a perfect SAE (as "loss recovered" in
+Bricken et al. 2023, "Towards Monosemanticity", and after). The sequences are the last of the packed
+text, which extraction leaves out (`held_out`), so the SAE was not trained on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from drumline.errors import DataError
+from drumline.planning.shares import cut_shares
+from drumline.tasks.sae.language_model import LanguageModel, hidden_of, load_language_model
+from drumline.tasks.sae.text import PYDOC, pack_texts, read_texts
+
+if TYPE_CHECKING:
+    from drumline.distributed import World
+
+_BATCH = 4  # a batch stays on one rank, so its losses do not depend on how many ranks there are
+Replace = Callable[[Tensor], Tensor]
+
+
+class ExplainedLossSection(Protocol):
+    """What is measured on; the SAE task's config has one."""
+
+    @property
+    def model(self) -> Path | str:
+        """A Hugging Face folder, GGUF file or `builtin:smollm2`."""
+
+    @property
+    def layer(self) -> int:
+        """The layer whose output is replaced, from 0."""
+
+    @property
+    def text(self) -> Sequence[Path | str] | str:
+        """Text files or folders, or "builtin" for the Python documentation."""
+
+    @property
+    def sequences(self) -> int:
+        """Sequences to read, from the end of the text."""
+
+    @property
+    def length(self) -> int:
+        """Tokens in a sequence."""
+
+
+def explained_loss(
+    section: ExplainedLossSection, sae: nn.Module, world: World, **choices: Any
+) -> dict[str, float]:
+    """Load the model and measure once; see `ExplainedLoss` for what is given and raised."""
+    return ExplainedLoss(section, world, **choices).measure(sae)
+
+
+class ExplainedLoss:
+    """A language model and held-out text, for measuring an SAE again and again.
+
+    Args:
+        section: The model, the layer and the text.
+        world: The ranks that share the sequences; all make the same calls.
+        keep_first: Leave position 0 of each sequence as it is, as it is for an SAE whose
+            extraction dropped it.
+        dtype: Type the language model computes in.
+        cache: Where converted GGUF models are kept.
+
+    Raises:
+        DataError: If the model or text cannot be read, or the text is too short.
+        BadInput: If the model has no such layer.
+    """
+
+    def __init__(
+        self,
+        section: ExplainedLossSection,
+        world: World,
+        *,
+        keep_first: bool = True,
+        dtype: str = "bfloat16",
+        cache: Path | None = None,
+    ) -> None:
+        self.world, self.layer, self.keep_first = world, section.layer, keep_first
+        self.language_model = load_language_model(
+            str(section.model), dtype=dtype, device=world.device, cache=cache
+        )
+        self.language_model.check_layer(section.layer)
+        self.sequences = _held_out(section, self.language_model.tokenizer)
+
+    def measure(self, sae: nn.Module) -> dict[str, float]:
+        """The mean loss of a token clean, with the SAE's reconstruction, and with zeros.
+
+        Args:
+            sae: Has `reconstruct`: rows [n, width] to rows [n, width].
+
+        Returns:
+            `loss_clean`, `loss_spliced` and `loss_zero` in nats, and `explained_loss`, which is
+            not a number where zeros do no harm. Equal on all ranks.
+        """
+        counts = cut_shares(len(self.sequences), [1] * self.world.size, _BATCH)
+        start = sum(counts[: self.world.rank])
+        mine = self.sequences[start : start + counts[self.world.rank]]
+        sums = torch.zeros(4, dtype=torch.float64, device=self.world.device)
+        for first in range(0, len(mine), _BATCH):
+            tokens = torch.from_numpy(mine[first : first + _BATCH]).to(self.world.device)
+            sums += self._sums(tokens, sae)
+        clean, spliced, zero, count = self.world.all_reduce(sums).tolist()
+        harm = zero - clean
+        return {
+            "loss_clean": clean / count,
+            "loss_spliced": spliced / count,
+            "loss_zero": zero / count,
+            "explained_loss": (zero - spliced) / harm if harm else float("nan"),
+        }
+
+    def _sums(self, tokens: Tensor, sae: nn.Module) -> Tensor:
+        """Summed losses of a batch: clean, spliced, zero; and the number of predictions."""
+        with torch.inference_mode():
+            with _recorded(self.language_model, self.layer) as outputs:
+                clean = self._loss(tokens)
+            losses = [clean]
+            for replace in (lambda rows: _reconstruct(sae, rows), torch.zeros_like):
+                changed = self._replaced(outputs[-1], replace)
+                with _replayed(self.language_model, [*outputs[:-1], changed]):
+                    losses.append(self._loss(tokens))
+        count = torch.tensor(float(tokens[:, 1:].numel()), device=tokens.device)
+        return torch.stack([*losses, count.double()])
+
+    def _loss(self, tokens: Tensor) -> Tensor:
+        """Cross-entropy of the next token, summed, float64."""
+        model = self.language_model.model
+        logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
+        losses = F.cross_entropy(
+            logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none"
+        )
+        return losses.sum(dtype=torch.float64)
+
+    def _replaced(self, output: Any, replace: Replace) -> Any:
+        """What the layer returned, with its hidden state replaced."""
+        hidden = hidden_of(output)
+        first = int(self.keep_first)
+        rows = hidden[:, first:]
+        new = replace(rows.reshape(-1, rows.shape[-1])).view_as(rows).to(hidden.dtype)
+        changed = torch.cat([hidden[:, :first], new], dim=1)
+        return (changed, *output[1:]) if isinstance(output, tuple) else changed
+
+
+def _reconstruct(sae: nn.Module, rows: Tensor) -> Tensor:
+    reconstruct: Replace = sae.reconstruct  # type: ignore[assignment]
+    return reconstruct(rows.float())
+
+
+@contextmanager
+def _recorded(model: LanguageModel, layer: int) -> Iterator[list[Any]]:
+    """Within it, what the layers up to this one return is put into the list."""
+    outputs: list[Any] = []
+    hooks = [
+        module.register_forward_hook(lambda *call: outputs.append(call[-1]))
+        for module in model.layers[: layer + 1]
+    ]
+    try:
+        yield outputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _replayed(model: LanguageModel, outputs: list[Any]) -> Iterator[None]:
+    """Within it, the first layers return these without computing anything.
+
+    Their `forward` is shadowed, not the module replaced, since models look at attributes of their
+    layers.
+    """
+    modules = list(model.layers)[: len(outputs)]
+    for module, output in zip(modules, outputs, strict=True):
+        module.forward = lambda *_, output=output, **__: output
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module.forward
+
+
+def _held_out(section: ExplainedLossSection, tokenizer: Any) -> NDArray[np.int64]:
+    """The last sequences of the text, int64 [sequences, length]."""
+    text = section.text
+    sources = [PYDOC] if text == "builtin" else [text] if isinstance(text, str) else text
+    packed = pack_texts(read_texts([str(source) for source in sources]), tokenizer, section.length)
+    if len(packed.sequences) < section.sequences:
+        raise DataError(
+            f"The text makes {len(packed.sequences)} sequences of {section.length} tokens, and "
+            f"{section.sequences} were asked for.",
+            remedy="Give more text, or lower sequences or length.",
+            there=len(packed.sequences),
+        )
+    return packed.sequences[-section.sequences :]
