@@ -38,6 +38,11 @@ class TaskConfig(Section):
         """
         return 1
 
+    def check(self) -> None:
+        """Raise BadInput for what can be seen to be wrong before anything starts: a missing file,
+        say. Called on the launching machine, without torch.
+        """
+
 
 def task_names() -> list[str]:
     """The names of all tasks that installed packages offer, sorted."""

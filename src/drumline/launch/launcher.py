@@ -20,7 +20,7 @@ from drumline.launch.policy import Action, AttemptEnd, Decision, RankEnd, decide
 from drumline.planning import Plan
 from drumline.run_directory import RunDirectory
 
-Watch = Callable[[list[dict[str, Any]], str], None]
+Output = Callable[[int, str], None]
 _TAIL_LINES = 15
 
 
@@ -54,7 +54,7 @@ class Outcome:
     result: dict[str, Any] = field(default_factory=dict)
 
 
-def launch(request: LaunchRequest, watch: Watch) -> Outcome:
+def launch(request: LaunchRequest, output: Output) -> Outcome:
     """Run attempts until one decides the run.
 
     Ctrl-C, SIGTERM and SIGUSR1 ask the ranks to stop at the next step boundary; a second Ctrl-C
@@ -62,18 +62,19 @@ def launch(request: LaunchRequest, watch: Watch) -> Outcome:
 
     Args:
         request: What to launch.
-        watch: Called in this thread with new events and new output of rank 0.
+        output: Called in this thread with (rank, line) for each line that rank 0 prints, and for
+            the last lines of other ranks that fail. What happens is in the run's events.
 
     Raises:
         LaunchError: If the ranks could not be started.
     """
-    return _Launch(request, watch).run()
+    return _Launch(request, output).run()
 
 
 class _Launch:
-    def __init__(self, request: LaunchRequest, watch: Watch) -> None:
+    def __init__(self, request: LaunchRequest, output: Output) -> None:
         self.request, self.run_dir = request, request.run
-        self._show = watch
+        self._show = output
         self._first = _next_attempt(self.run_dir)
         self._reader = EventReader(self.run_dir.events_path)
         self._reader.new()  # what earlier launches said is not news
@@ -168,19 +169,17 @@ class _Launch:
         return int(self._overrides.get("micro_batch", self.request.plan.micro_batch))
 
     def _watch(self) -> None:
-        events = self._reader.new()
-        self._seen += events
-        text = self._output.new()
-        if events or text:
-            self._show(events, text)
+        self._seen += self._reader.new()
+        for line in self._output.new():
+            self._show(0, line)
 
     def _show_failed_logs(self, ranks: list[RankEnd]) -> None:
         """The last lines of ranks that failed by themselves, but for rank 0, which was shown."""
         reported = {event["rank"] for event in self._seen if event["kind"] == "rank_failed"}
         for rank in ranks:
             if not rank.ended_by_us and rank.rank != 0 and rank.rank in reported:
-                lines = _last_lines(self.run_dir, rank.rank)
-                self._show([], f"--- last lines of rank {rank.rank} ---\n{lines}\n")
+                for line in _last_lines(self.run_dir, rank.rank):
+                    self._show(rank.rank, line)
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._stops += 1
@@ -240,26 +239,28 @@ class _Tail:
         self._path = run.rank_log(0)
         self._offset = self._path.stat().st_size if self._path.exists() else 0
 
-    def new(self) -> str:
+    def new(self) -> list[str]:
+        """Complete lines; what has no newline yet waits for it."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
-            return ""
-        self._offset += len(data)
-        return data.decode(errors="replace")
+            return []
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        return data[:end].decode(errors="replace").splitlines()
 
 
 def _next_attempt(run: RunDirectory) -> int:
     return max((int(event["attempt"]) + 1 for event in run.events()), default=0)
 
 
-def _last_lines(run: RunDirectory, rank: int) -> str:
+def _last_lines(run: RunDirectory, rank: int) -> list[str]:
     try:
-        return "\n".join(run.rank_log(rank).read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+        return run.rank_log(rank).read_text(errors="replace").splitlines()[-_TAIL_LINES:]
     except OSError:
-        return ""
+        return []
 
 
 def _how_far(run: RunDirectory) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from drumline.errors import DeviceError
@@ -24,6 +24,7 @@ class PlannedDevice:
     name: str
     uuid: str | None = None
     index: int | None = None
+    simulated: bool = False
 
 
 def choose_devices(
@@ -43,13 +44,14 @@ def choose_devices(
     asked = asked.strip()
     if match := re.fullmatch(r"cpu(?::(\d+))?", asked):
         return _cpu(int(match.group(1) or 1)), [f"devices: {asked} as asked"]
-    free = [device for device in machine.gpus if _is_free(device, occupied)]
+    there = machine.usable
+    free = [device for device in there if _is_free(device, occupied)]
     if asked == "auto":
-        return _auto(machine, free, at_most)
+        return _auto(machine, there, free, at_most)
     if asked == "all":
-        return _exactly(machine, free, len(machine.gpus)), ["devices: all GPUs as asked"]
+        return _exactly(there, free, len(there)), ["devices: all GPUs as asked"]
     if re.fullmatch(r"\d+", asked):
-        return _exactly(machine, free, int(asked)), [f"devices: {asked} free GPUs"]
+        return _exactly(there, free, int(asked)), [f"devices: {asked} free GPUs"]
     chosen = resolve_devices(asked, machine)
     taken = [device for device in chosen if device.uuid in occupied]
     if taken:
@@ -61,25 +63,25 @@ def choose_devices(
 
 
 def _auto(
-    machine: Machine, free: list[Device], at_most: int
+    machine: Machine, usable: Sequence[Device], free: list[Device], at_most: int
 ) -> tuple[list[PlannedDevice], list[str]]:
-    if machine.gpus and not free:
+    if usable and not free:
         raise DeviceError(
-            f"None of the {len(machine.gpus)} GPUs is free.",
+            f"None of the {len(usable)} GPUs is free.",
             remedy="Wait, name devices yourself, or use devices=cpu.",
         )
     if free:
         chosen = free[:at_most]
         return [_planned(device) for device in chosen], [
-            f"devices: {len(chosen)} of {len(machine.gpus)} GPUs, those that are free"
+            f"devices: {len(chosen)} of {len(usable)} GPUs, those that are free"
         ]
     cores = machine.host.cpu_usable or 1
     count = max(1, min(CPU_PROCESSES, cores, at_most))
     return _cpu(count), [f"devices: no GPU here, so {count} CPU processes on {cores} cores"]
 
 
-def _exactly(machine: Machine, free: list[Device], count: int) -> list[PlannedDevice]:
-    there = len(machine.gpus)
+def _exactly(usable: Sequence[Device], free: list[Device], count: int) -> list[PlannedDevice]:
+    there = len(usable)
     if there == 0:
         raise DeviceError(
             f"{count or 'All'} GPUs were asked for, and this machine has none.",
@@ -107,7 +109,9 @@ def _is_free(device: Device, occupied: Collection[str]) -> bool:
 
 
 def _planned(device: Device) -> PlannedDevice:
-    return PlannedDevice(device.kind, device.name or device.kind, device.uuid, device.index)
+    return PlannedDevice(
+        device.family, device.name or device.kind, device.uuid, device.index, device.simulated
+    )
 
 
 def _cpu(count: int) -> list[PlannedDevice]:

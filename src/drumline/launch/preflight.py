@@ -1,0 +1,53 @@
+"""What happens on the launching machine before ranks start: look, plan, make the run directory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from drumline.config import RunConfig
+from drumline.config.environment import visible_devices_setting
+from drumline.errors import DeviceError
+from drumline.hardware import Machine, visible_devices
+from drumline.planning import Plan, plan
+from drumline.run_directory import RunDirectory
+
+
+def visible_machine() -> Machine:
+    """This machine, with only the GPUs that CUDA_VISIBLE_DEVICES leaves."""
+    machine = Machine.probe()
+    setting, order = visible_devices_setting()
+    if setting is None:
+        return machine
+    return replace(machine, devices=tuple(visible_devices(machine.devices, setting, order).devices))
+
+
+def plan_here(config: RunConfig) -> Plan:
+    """The plan of a config on this machine.
+
+    Raises:
+        DeviceError: If the devices asked for are not there, not free, or only simulated.
+        BadInput: If the config cannot be spread over them, or names what is not there.
+    """
+    if config.task is not None:
+        config.task.check()
+    made = plan(config, visible_machine())
+    simulated = [device for device in made.devices if device.simulated]
+    if simulated:
+        raise DeviceError(
+            f"{simulated[0].name} is simulated; nothing can run on it.",
+            remedy="Simulated devices are for planning: use --dry-run.",
+        )
+    return made
+
+
+def open_run(config: RunConfig, made: Plan) -> RunDirectory:
+    """The run directory of a config, made, with config and plan in it.
+
+    Raises:
+        RunDirectoryError: If it cannot be written.
+    """
+    path = config.run_dir or config.runs_dir / RunDirectory.new_name(config.name)
+    run = RunDirectory.create(path)
+    run.write_config(config.model_dump(mode="json"))
+    run.write_json(run.plan_path, made.as_dict())
+    return run
