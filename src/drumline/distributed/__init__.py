@@ -1,6 +1,7 @@
 """One world for a rank: its device, its peers, the votes, and how the model is spread."""
 
 from drumline.distributed.control import Ballot, ControlPlane, LocalControl, StoreControl
+from drumline.distributed.failures import is_communication_failure
 from drumline.distributed.strategy import (
     DataParallelReplicas,
     SingleDevice,
@@ -19,5 +20,6 @@ __all__ = [
     "Strategy",
     "World",
     "build_strategy",
+    "is_communication_failure",
     "open_world",
 ]

@@ -58,6 +58,10 @@ class ControlPlane(ABC):
         """Every rank's value, in rank order, on every rank. Plain data or small tensors."""
 
     @abstractmethod
+    def missing(self, what: str, error: BaseException) -> RankFailure:
+        """What a broken collective means: an error that names the ranks that did not come."""
+
+    @abstractmethod
     def barrier(self, name: str) -> None:
         """Wait for all ranks.
 
@@ -88,6 +92,10 @@ class LocalControl(ControlPlane):
     def gather(self, value: T) -> list[T]:
         """A list of the one value."""
         return [value]
+
+    def missing(self, what: str, error: BaseException) -> RankFailure:
+        """Nobody can be missing; says what broke."""
+        return RankFailure(f"A {what} broke: {_first_line(error)}")
 
     def barrier(self, name: str) -> None:
         """Nobody to wait for."""
@@ -136,7 +144,7 @@ class StoreControl(ControlPlane):
         self._run(name, lambda: dist.barrier(group=self._group))
 
     def missing(self, what: str, error: BaseException) -> RankFailure:
-        """Find out who did not come to a vote, as an error that names them.
+        """Find out who did not come to a vote or collective, as an error that names them.
 
         Every rank that noticed the failure signs in at the store; whoever has not after some
         seconds is missing.
@@ -147,13 +155,14 @@ class StoreControl(ControlPlane):
             return RankFailure(
                 f"The ranks lost contact during a {what}: {_first_line(error)}.",
                 remedy="See the ranks' logs; the network between them may have failed.",
+                timed_out=_timed_out(error),
             )
         ranks = ", ".join(map(str, absent))
         return RankFailure(
-            f"Rank {ranks} did not come to a {what} (call {self._calls}) within "
-            f"{self.timeout_s:g} s or is gone.",
-            remedy="See the log of that rank; a slow one needs distributed.control_timeout_s.",
+            f"Rank {ranks} did not come to a {what} in time, or is gone.",
+            remedy="See the log of that rank; a slow one needs a larger distributed.timeout_s.",
             missing=absent,
+            timed_out=_timed_out(error),
         )
 
     def _roll_call(self) -> set[int]:
@@ -191,6 +200,10 @@ class _Pending(Ballot):
         except RuntimeError as error:
             raise self._control.missing("vote", error) from error
         return dict(zip(self._names, self._tensor.tolist(), strict=True))
+
+
+def _timed_out(error: BaseException) -> bool:
+    return "timed out" in str(error).lower()
 
 
 def _first_line(error: BaseException) -> str:

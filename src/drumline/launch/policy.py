@@ -141,7 +141,7 @@ def _from_failure(failure: dict[str, Any], steps: int, can_halve: bool) -> Decis
         return Decision(Action.STOP, code, message, EXIT_BAD_INPUT, remedy)
     if code == OUT_OF_MEMORY and can_halve:
         return Decision(Action.RESTART_SMALLER, code, message, EXIT_FAILED, remedy)
-    if code == TIMEOUT:
+    if code == TIMEOUT or failure.get("values", {}).get("timed_out"):
         return Decision(Action.RESTART_PATIENT, code, message, EXIT_FAILED, remedy)
     if code in (COMMUNICATION, "rank_failed"):
         return Decision(Action.RESTART, code, message, EXIT_FAILED, remedy)

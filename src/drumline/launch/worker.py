@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.config import ClusterEnvironment
-from drumline.errors import EXIT_FAILED, DrumlineError, RankFailure
+from drumline.errors import EXIT_FAILED, DrumlineError
 from drumline.events import EventLog
 from drumline.launch.lifeline import die_with_parent
 from drumline.launch.policy import COMMUNICATION, OUT_OF_MEMORY, TIMEOUT
@@ -80,20 +80,15 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 def _classify(error: BaseException) -> str:
     """What kind of failure an error of torch is; peers of a dead rank get `communication`."""
-    import torch.distributed as dist
-
+    from drumline.distributed import is_communication_failure
     from drumline.training.step import is_out_of_memory
 
     text = str(error)
     if is_out_of_memory(error):
         return OUT_OF_MEMORY
-    if isinstance(error, RankFailure):
-        return "rank_failed"
     if isinstance(error, RuntimeError) and "timed out" in text.lower():
         return TIMEOUT
-    if isinstance(error, dist.DistError | ConnectionError):
-        return COMMUNICATION
-    if isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text):
+    if is_communication_failure(error):
         return COMMUNICATION
     return "exception"
 

@@ -17,7 +17,7 @@ from torch import nn
 from drumline.config import ClusterEnvironment, RunConfig
 from drumline.config.load import override
 from drumline.config.section import import_object
-from drumline.distributed import World, open_world
+from drumline.distributed import World, is_communication_failure, open_world
 from drumline.errors import EXIT_DONE, EXIT_RESUME_ME, BadInput
 from drumline.training.own_model import EvaluateFunction, LossFunction, OwnModelTask
 from drumline.training.session import Session, open_session
@@ -88,6 +88,10 @@ class Trainer:
             try:
                 stopped = self._loop(session, signals)
                 return self._end(session, stopped)
+            except RuntimeError as error:
+                if not is_communication_failure(error):
+                    raise
+                raise world.control.missing("collective", error) from error
             finally:
                 session.strategy.teardown()
                 session.events.close()
