@@ -63,11 +63,11 @@ class EventLog:
 
 
 class EventReader:
-    """Follows an event log from its start; each call of `new` gives what has come since."""
+    """Follows an event log from byte `start`; each call of `new` gives what has come since."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, start: int = 0) -> None:
         self.path = path
-        self._offset = 0
+        self._offset = start
 
     def new(self) -> list[dict[str, Any]]:
         """All complete events not given before. A torn or foreign line is passed over."""
