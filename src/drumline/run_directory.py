@@ -74,7 +74,7 @@ class RunDirectory:
         """
         run = cls(path)
         try:
-            for folder in (run.path, run.logs_path, run.checkpoints_path):
+            for folder in (run.path, run.logs_path):
                 folder.mkdir(parents=True, exist_ok=True)
             probe = run.path / f".probe-{os.getpid()}"
             probe.write_bytes(b"drumline")

@@ -28,6 +28,5 @@ def demo(
     from drumline.cli import launching
     from drumline.cli.outcome import finish, followed
 
-    request = launching.DemoRequest(out, gpus)
-    outcome = followed(lambda follower: launching.demo(request, follower), as_json=as_json)
+    outcome = followed(lambda follower: launching.demo(out, gpus, follower), as_json=as_json)
     finish(outcome, as_json=as_json)

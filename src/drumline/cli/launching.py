@@ -11,11 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drumline.errors import EXIT_DONE
+from drumline.config import ClusterEnvironment, RunConfig
+from drumline.errors import EXIT_DONE, BadInput
+from drumline.run_directory import RunDirectory
+from drumline.trackers import open_tracker
 
 if TYPE_CHECKING:
     from drumline.cli.follow import Follower
-    from drumline.config import RunConfig
+    from drumline.launch import Outcome as Launched
+    from drumline.tasks.sae.extract_options import ExtractOptions
+    from drumline.training import Result
 
 
 @dataclass(frozen=True)
@@ -54,33 +59,13 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class TrainOptions:
-    """What `drumline train` asks for beyond the config. `resume` is a run directory."""
-
-    resume: Path | None = None
-    dry_run: bool = False
-
-
-@dataclass(frozen=True)
 class ScriptRequest:
     """What `drumline run` asks for."""
 
     script: Path
     arguments: list[str]
     gpus: str
-
-
-@dataclass(frozen=True)
-class ExtractRequest:
-    """What `drumline activations extract` asks for. `length` is tokens in one context."""
-
-    model: str
-    layer: int
-    text: list[Path]
-    out: Path
-    gpus: str
-    dtype: str
-    length: int
+    run_dir: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -93,34 +78,127 @@ class ExportRequest:
     checkpoint: str
 
 
-@dataclass(frozen=True)
-class DemoRequest:
-    """What `drumline demo` asks for."""
+def train(config: RunConfig, follower: Follower, *, dry_run: bool = False) -> Outcome:
+    """Plan and run a training over all its attempts; with `dry_run` plan only.
 
-    out: Path
-    gpus: str
+    In a rank that torchrun, Slurm or mpirun has started, take part in that world instead.
+    """
+    from drumline.launch.preflight import open_run, plan_here
 
+    if not ClusterEnvironment.detect().is_alone and not dry_run:
+        return _take_part(config, follower)
+    made = plan_here(config)
+    if dry_run:
+        return Outcome("planned", plan=made.as_dict())
+    run = open_run(config, made)
+    _follow(run, config, follower)
+    from drumline.launch import LaunchRequest, launch
 
-def train(config: RunConfig, options: TrainOptions, follower: Follower) -> Outcome:
-    """Plan and run a training over all its attempts; with `dry_run` plan only."""
-    raise NotImplementedError("drumline.launch is not wired to the terminal yet")
+    request = LaunchRequest(run, made, "train", spread=config.distributed)
+    return _outcome(launch(request, follower.output), run)
 
 
 def run_script(request: ScriptRequest, follower: Follower) -> Outcome:
     """Run a user's script, one process per device."""
-    raise NotImplementedError("drumline.launch is not wired to the terminal yet")
+    from drumline.launch import LaunchRequest, launch
+    from drumline.launch.preflight import plan_here
+
+    nominal = RunConfig(name=request.script.stem, steps=1, global_batch=2**30, devices=request.gpus)
+    made = plan_here(nominal)
+    path = request.run_dir or nominal.runs_dir / RunDirectory.new_name(nominal.name)
+    run = RunDirectory.create(path)
+    follower.watch(run.events_path)
+    script = (str(request.script), *request.arguments)
+    return _outcome(launch(LaunchRequest(run, made, "script", script), follower.output), run)
 
 
-def extract(request: ExtractRequest, follower: Follower) -> Outcome:
-    """Store activations; goes on where an earlier call with the same request ended."""
-    raise NotImplementedError("drumline.launch is not wired to the terminal yet")
+def extract(options: ExtractOptions, gpus: str, follower: Follower) -> Outcome:
+    """Store activations; goes on where an earlier call with the same options ended."""
+    from drumline.tasks.sae.extract import extract_in_rank, finished
+
+    done = finished(options)
+    if done is None:
+        from drumline.launch import LaunchRequest, launch
+        from drumline.launch.preflight import plan_here
+
+        made = plan_here(RunConfig(steps=1, global_batch=2**30, devices=gpus))
+        run = RunDirectory.create(options.out / "extraction")
+        follower.watch(run.events_path)
+        function = f"{extract_in_rank.__module__}:{extract_in_rank.__name__}"
+        payload = (function, options.model_dump_json())
+        launched = launch(LaunchRequest(run, made, "call", payload), follower.output)
+        if launched.exit_code != EXIT_DONE:
+            return _outcome(launched, run)
+        done = finished(options)
+    assert done is not None
+    facts = {"rows": done.count, "width": done.width, "dtype": done.dtype, "layer": done.layer}
+    return Outcome("done", path=options.out, values=facts)
 
 
 def export(request: ExportRequest) -> Outcome:
     """Write a trained SAE in another format."""
-    raise NotImplementedError("drumline.launch is not wired to the terminal yet")
+    from drumline.config import load_config
+    from drumline.tasks.sae.config import SAETaskConfig
+    from drumline.tasks.sae.export import export_sae
+    from drumline.training.checkpoint import CheckpointStore
+
+    run = RunDirectory.open(request.run)
+    config = load_config(run.config_path)
+    if not isinstance(config.task, SAETaskConfig):
+        raise BadInput(f"{request.run} did not train an SAE.", remedy="Name a run of task sae.")
+    checkpoint = CheckpointStore(run.checkpoints_path, config.checkpoint).choose(request.checkpoint)
+    export_sae(checkpoint.weights_path, config.task, request.format, request.out)
+    return Outcome("done", path=request.out, values={"step": checkpoint.step})
 
 
-def demo(request: DemoRequest, follower: Follower) -> Outcome:
-    """Extract activations of the demo's model and train an SAE on them."""
-    raise NotImplementedError("drumline.launch is not wired to the terminal yet")
+def demo(out: Path, gpus: str, follower: Follower) -> Outcome:
+    """Store activations of the demo's model, unless they are there, and train an SAE on them."""
+    from drumline.config import parse_config
+    from drumline.config.load import read_mapping
+    from drumline.tasks.sae.demo import DEMO_CONFIG, demo_extraction
+
+    options = demo_extraction(out / "demo-activations")
+    stored = extract(options, gpus, follower)
+    if stored.exit_code != EXIT_DONE:
+        return stored
+    data = read_mapping(DEMO_CONFIG)
+    data["task"]["activations"] = str(options.out)
+    data |= {"runs_dir": str(out), "devices": gpus}
+    return train(parse_config(data, source="the demo"), follower)
+
+
+def _take_part(config: RunConfig, follower: Follower) -> Outcome:
+    """Be one rank of a world that somebody else started; rank 0 shows it."""
+    from drumline.training import Trainer
+
+    def opened(run: RunDirectory) -> None:
+        if ClusterEnvironment.detect().rank == 0:
+            _follow(run, config, follower)
+
+    result: Result = Trainer(config).fit(opened)
+    return Outcome(
+        result.status, result.exit_code, result.message, result.run_dir, dict(result.metrics)
+    )
+
+
+def _follow(run: RunDirectory, config: RunConfig, follower: Follower) -> None:
+    trackers = [open_tracker(name, run, config) for name in config.logging.trackers]
+    follower.watch(run.events_path, trackers)
+
+
+def _outcome(launched: Launched, run: RunDirectory) -> Outcome:
+    result = launched.result
+    status = {0: "done", 75: "stopped"}.get(launched.exit_code, "failed")
+    return Outcome(
+        status,
+        launched.exit_code,
+        f"{launched.message} {launched.remedy}".strip() if status == "failed" else "",
+        run.path,
+        dict(result.get("metrics") or {}),
+        values={
+            "attempts": launched.attempts,
+            "step": result.get("step"),
+            "samples": result.get("samples"),
+            "seconds": result.get("seconds"),
+        },
+    )

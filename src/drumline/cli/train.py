@@ -96,9 +96,8 @@ def train(
     from drumline.trackers import require_trackers
 
     require_trackers(checked.logging.trackers)
-    options = launching.TrainOptions(resume=resumed, dry_run=dry_run)
     outcome = followed(
-        lambda follower: launching.train(checked, options, follower), as_json=as_json
+        lambda follower: launching.train(checked, follower, dry_run=dry_run), as_json=as_json
     )
     if outcome.status == "planned" and not as_json and outcome.plan is not None:
         from drumline.cli.output import results

@@ -23,7 +23,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from drumline.config import CheckpointConfig
-from drumline.errors import CheckpointError
+from drumline.errors import BadInput, CheckpointError
 
 FORMAT = 1
 WEIGHTS, STATE, COMMIT = "model.safetensors", "training.pt", "COMMIT.json"
@@ -144,6 +144,28 @@ class CheckpointStore:
                 yield path, None, error.message
             else:
                 yield path, checkpoint, ""
+
+    def choose(self, which: str) -> Checkpoint:
+        """The checkpoint that a user names: "best", "last" or a step; verified.
+
+        "best" is the last one where the config has no `keep_best`.
+
+        Raises:
+            BadInput: If there is none, naming those there are.
+            CheckpointError: If it is damaged.
+        """
+        there = self.all()
+        if which in ("best", "last"):
+            found = (self.best() if which == "best" else None) or (there[0] if there else None)
+        else:
+            found = next((c for c in there if str(c.step) == which), None)
+        if found is None:
+            steps = ", ".join(str(c.step) for c in there) or "none"
+            raise BadInput(
+                f"{self.folder} has no checkpoint {which}.", remedy=f"There are: {steps}."
+            )
+        found.verify()
+        return found
 
     def best(self) -> Checkpoint | None:
         """The checkpoint with the best value of `keep_best.metric`, if there is one."""

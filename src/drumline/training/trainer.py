@@ -19,6 +19,7 @@ from drumline.config.load import override
 from drumline.config.section import import_object
 from drumline.distributed import World, is_communication_failure, open_world
 from drumline.errors import EXIT_DONE, EXIT_RESUME_ME, BadInput
+from drumline.run_directory import RunDirectory
 from drumline.training.own_model import EvaluateFunction, LossFunction, OwnModelTask
 from drumline.training.session import Session, open_session
 from drumline.training.signals import StopSignals
@@ -72,10 +73,13 @@ class Trainer:
         self.config = config
         self.task = task or _task(config, model, data, loss, evaluate)
 
-    def fit(self) -> Result:
+    def fit(self, opened: Callable[[RunDirectory], None] | None = None) -> Result:
         """Train to the end, or until a signal asks to stop; resume if the run has a checkpoint.
 
         Works alone and in every rank of a world that a launcher made.
+
+        Args:
+            opened: Called once the run directory is known, before the first event.
 
         Raises:
             DrumlineError: For every failure with a known cause.
@@ -84,6 +88,8 @@ class Trainer:
         config = override(self.config, environment.overrides)
         with StopSignals() as signals, open_world(config, environment) as world:
             run = agree_on_run_directory(config, world)
+            if opened is not None:
+                opened(run)
             session = open_session(config, self.task, world, run)
             try:
                 stopped = self._loop(session, signals)

@@ -116,7 +116,7 @@ class RecordedNvml:
 class RecordedAmdSmi:
     """Answers like amdsmi 7. An error is {"error": STATUS}."""
 
-    class AmdSmiException(Exception):  # noqa: N818 (amdsmi's name)
+    class AmdSmiException(Exception):
         pass
 
     class AmdSmiLibraryException(AmdSmiException):

@@ -12,12 +12,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from drumline.config import ClusterEnvironment
+from drumline.distributed import World, open_world
 from drumline.errors import BadInput
+from drumline.events import EventLog
+from drumline.run_directory import RunDirectory
 from drumline.tasks.sae.activations.manifest import Manifest
 from drumline.tasks.sae.extract_options import ExtractOptions
 from drumline.tasks.sae.extraction_folder import ExtractionFolder, Identity
@@ -29,9 +33,6 @@ from drumline.tasks.sae.language_model import (
     model_fingerprint,
 )
 from drumline.tasks.sae.text import PackedText, pack_texts, read_texts, texts_sha256
-
-if TYPE_CHECKING:
-    from drumline.distributed import World
 
 _BATCH_ON_CPU = 8
 _PROGRESS_EVERY_S = 0.5
@@ -92,6 +93,37 @@ def extract(
         folder.finish(_manifest(options, identity, model, packed, folder))
     world.barrier("extraction ends")
     return folder.manifest()
+
+
+def finished(options: ExtractOptions) -> Manifest | None:
+    """The manifest, if the folder holds all that the options ask for; loads no model.
+
+    Raises:
+        BadInput: If the folder holds an extraction with other options.
+        DataError: If the model or the text cannot be found.
+    """
+    identity = Identity.of(
+        options,
+        texts_sha256(read_texts(options.text)),
+        model_fingerprint(locate_model(options.model)),
+    )
+    folder = ExtractionFolder(options.out)
+    folder.check(identity)
+    return folder.complete_manifest()
+
+
+def extract_in_rank(payload: dict[str, Any]) -> None:
+    """`extract` as one rank of a launched world; the payload is the options as plain data."""
+    options = ExtractOptions.model_validate(payload)
+    environment = ClusterEnvironment.detect()
+    assert environment.run_dir is not None, "a launcher names the run directory"
+    events = EventLog(
+        RunDirectory(environment.run_dir).events_path,
+        attempt=environment.attempt,
+        rank=environment.rank,
+    )
+    with open_world() as world:
+        extract(options, world, events)
 
 
 def shard_count(options: ExtractOptions, packed: PackedText) -> int:
