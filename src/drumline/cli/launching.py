@@ -2,7 +2,8 @@
 
 A command builds a request, the floor below does the work and reports through `Follower`: it calls
 `follower.watch(events_path, trackers)` before the first attempt starts, and
-`follower.output(rank, line)` for what goes to the terminal. An error with a known cause is raised as a `DrumlineError`.
+`follower.output(rank, line)` for what goes to the terminal. An error with a known cause is raised
+as a `DrumlineError`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ standard output holds one JSON value and nothing else.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import Any
 
@@ -25,9 +26,13 @@ def messages() -> Console:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value on standard output, indented where a person reads it."""
+    """Print one JSON value on standard output, indented where a person reads it.
+
+    Numbers that are not finite become text, as in events: JSON has none.
+    """
     indent = 2 if sys.stdout.isatty() else None
-    sys.stdout.write(json.dumps(value, indent=indent, default=str, ensure_ascii=False) + "\n")
+    plain = json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
+    sys.stdout.write(plain + "\n")
     sys.stdout.flush()
 
 
@@ -37,3 +42,13 @@ def print_error(message: str, remedy: str = "") -> None:
     console.print(Text.assemble(("Error: ", "bold red"), message), soft_wrap=True)
     if remedy:
         console.print(Text.assemble(("  → ", "cyan"), remedy), soft_wrap=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -79,7 +79,7 @@ class Page:
             "plan": self.plan,
             "metrics": summary.metrics,
             "curves": {
-                name: [[step, _json_number(curve[step])] for step in sorted(curve)]
+                name: [[step, curve[step]] for step in sorted(curve)]
                 for name, curve in summary.curves.items()
             },
             "evaluations": summary.evaluations,
@@ -251,8 +251,3 @@ def _metrics(event: Event) -> dict[str, Any]:
 def _step(event: Event) -> str:
     step = event.get("step")
     return f"{step:,}" if isinstance(step, int) else "?"
-
-
-def _json_number(value: float) -> float | str:
-    """JSON has no NaN and no infinity; events write them as text."""
-    return value if abs(value) < float("inf") else repr(value)

@@ -92,7 +92,7 @@ class ProgressView:
     def line(self, text: str) -> None:
         """Print a line of a rank's output, above the bar."""
         if not self._quiet:
-            self._console.print(Text.from_ansi(text), soft_wrap=True)
+            self._put(Text.from_ansi(text))
 
     def warn(self, message: str) -> None:
         """Show a warning that is about the terminal's own side, not in the run's events."""
@@ -104,10 +104,10 @@ class ProgressView:
         if kind in ("step", "progress"):
             finished = kind == "progress" and event.get("done") == event.get("total")
             if self._live is None and (finished or self._due("status")):
-                self._console.print(Text(self._status_line()), soft_wrap=True)
+                self._put(Text(self._status_line()))
             return
         if self._live is None and kind == "run_ended" and self.summary.latest:
-            self._console.print(Text(self._status_line()), soft_wrap=True)
+            self._put(Text(self._status_line()))
         written = notice(event)
         if written is not None and self._wanted(kind):
             self._print(written, kind)
@@ -132,7 +132,11 @@ class ProgressView:
         if kind == "step_skipped" and self.summary.skipped > 1:
             text += f" ({self.summary.skipped} skipped so far)"
         body = "bold" if kind == "run_started" else "" if written.level is Level.INFO else style
-        self._console.print(Text.assemble((f"{mark} ", style), (text, body)), soft_wrap=True)
+        self._put(Text.assemble((f"{mark} ", style), (text, body)))
+
+    def _put(self, text: Text) -> None:
+        """Wrapped between words on a terminal; one line each where a program may read it."""
+        self._console.print(text, soft_wrap=self._live is None)
 
     def _status_line(self) -> str:
         """How far the run is, on one plain line."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 app = new_app()
 
 STYLES = {"done": "green", "running": "cyan", "stopped": "yellow", "failed": "red"}
+WIDTH_FOR = {"task": 70, "size": 80, "started": 90}
+"""Columns that need a terminal at least this wide."""
 
 
 @app.command(no_args_is_help=False)
@@ -41,35 +43,47 @@ def runs(
     if as_json:
         print_json([state.as_dict() for state in states])
     elif states:
-        results().print(_table(states, now))
+        console = results()
+        console.print(_table(states, now, console.width))
     else:
         results().print(f"There are no runs in {folder}. Start one with: drumline demo")
 
 
-def _table(states: list[RunState], now: float) -> Table:
+def _table(states: list[RunState], now: float, width: int) -> Table:
+    """One row a run; a narrow terminal gets fewer columns, never a shortened name."""
     from rich.table import Table
     from rich.text import Text
 
+    rows = [_cells(state, now) for state in states]
+    left_out = {name for name, least in WIDTH_FOR.items() if width < least}
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in rows[0]:
+        if name not in left_out:
+            right = name in ("step", "started", "size")
+            table.add_column(
+                name,
+                justify="right" if right else "left",
+                overflow="fold",
+                no_wrap=name != "run",
+                min_width=16 if name == "run" else None,
+            )
+    for state, row in zip(states, rows, strict=True):
+        styles = {"run": "bold", "status": STYLES.get(state.status, "dim")}
+        shown = {name: text for name, text in row.items() if name not in left_out}
+        table.add_row(*(Text(text, style=styles.get(name, "")) for name, text in shown.items()))
+    return table
+
+
+def _cells(state: RunState, now: float) -> dict[str, str]:
     from drumline.cli.words import age, number, size
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("run", style="bold", overflow="fold", ratio=1)
-    table.add_column("task", no_wrap=True)
-    table.add_column("status", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True)
-    table.add_column("metric", justify="right", no_wrap=True)
-    table.add_column("started", justify="right", no_wrap=True)
-    table.add_column("size", justify="right", no_wrap=True)
-    for state in states:
-        steps = f"/{state.steps:,}" if state.steps else ""
-        shown = f"{state.metric} {number(state.value)}" if state.metric else ""
-        table.add_row(
-            Text(state.name),
-            Text(state.task),
-            Text(state.status, style=STYLES.get(state.status, "dim")),
-            f"{state.step:,}{steps}",
-            Text(shown),
-            age(now - state.started_t),
-            size(state.size_bytes),
-        )
-    return table
+    steps = f"/{state.steps:,}" if state.steps else ""
+    return {
+        "run": state.name,
+        "task": state.task,
+        "status": state.status,
+        "step": f"{state.step:,}{steps}",
+        "metric": f"{state.metric} {number(state.value)}" if state.metric else "",
+        "started": age(now - state.started_t),
+        "size": size(state.size_bytes),
+    }
