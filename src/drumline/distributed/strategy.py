@@ -9,7 +9,7 @@ backward: a run that was interrupted and resumed adds in the same order as one t
 import inspect
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,8 @@ _SYNC_BUFFERS = (
 
 class Strategy(ABC):
     """How one model is spread."""
+
+    mode: ClassVar[Mode]
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -85,6 +87,8 @@ class _Replicated(Strategy):
 class SingleDevice(_Replicated):
     """Mode `none`: one device holds everything."""
 
+    mode = Mode.NONE
+
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model itself."""
         self.model = model
@@ -100,6 +104,8 @@ class SingleDevice(_Replicated):
 
 class DataParallelReplicas(_Replicated):
     """Mode `distributed`: a replica on every rank, through DistributedDataParallel."""
+
+    mode = Mode.DISTRIBUTED
 
     def __init__(self, config: DistributedConfig, world: "World") -> None:
         self.config, self.world = config, world

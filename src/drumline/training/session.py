@@ -172,7 +172,7 @@ def _announce(session: Session, resumed_from: Path | None) -> None:
             shares=list(session.share.weights),
             world_size=world.size,
             devices=devices,
-            mode=type(session.strategy).__name__,
+            mode=session.strategy.mode.value,
             backend=world.backend,
             precision=config.precision.value,
             parameters=sum(p.numel() for p in session.model.parameters()),

@@ -136,4 +136,5 @@ def forget_moments(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, ro
 
 
 def _unit(rows: Tensor) -> Tensor:
-    return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    unit: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    return unit

@@ -102,11 +102,11 @@ class SAETask(Task):
 
     def derive_metrics(self, means: dict[str, float]) -> dict[str, float]:
         """The fraction of variance unexplained, about the mean of the first samples."""
-        shown = dict(means)
-        variance = shown.pop("variance", 0.0)
-        if variance > 0:
-            shown["fvu"] = shown["squared_error"] / variance
-        return shown
+        shown = {}
+        if means.get("variance", 0.0) > 0:
+            shown["fvu"] = means["squared_error"] / means["variance"]
+        order = ("l0", "dead_fraction", "sparsity", "auxiliary")
+        return shown | {name: means[name] for name in order if name in means}
 
     def after_gradients(self, model: nn.Module) -> None:
         """Drop the part of the decoder's gradient that only changes its norms."""
