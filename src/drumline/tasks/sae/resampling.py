@@ -136,5 +136,4 @@ def forget_moments(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, ro
 
 
 def _unit(rows: Tensor) -> Tensor:
-    unit: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
-    return unit
+    return torch.nn.functional.normalize(rows, dim=1)
