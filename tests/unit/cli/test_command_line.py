@@ -72,7 +72,7 @@ def test_a_command_that_is_nearly_right_is_suggested(capsys: pytest.CaptureFixtu
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def demo(request: object, follower: object) -> launching.Outcome:
+    def demo(*request: object) -> launching.Outcome:
         raise error
 
     monkeypatch.setattr(launching, "demo", demo)
@@ -119,7 +119,7 @@ def test_a_stopped_run_asks_to_be_resumed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcome = launching.Outcome("stopped", 75, "asked to stop", Path("runs/x"), {"fvu": 0.25})
-    monkeypatch.setattr(launching, "demo", lambda request, follower: outcome)
+    monkeypatch.setattr(launching, "demo", lambda *request: outcome)
     assert run(["demo"]) == 75
     assert "fraction of variance unexplained  0.25" in capsys.readouterr().out.replace("    ", " ")
     assert run(["demo", "--json"]) == 75
@@ -131,7 +131,7 @@ def test_a_failure_that_no_event_told_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcome = launching.Outcome("failed", 1, "the port was taken")
-    monkeypatch.setattr(launching, "demo", lambda request, follower: outcome)
+    monkeypatch.setattr(launching, "demo", lambda *request: outcome)
     assert run(["demo"]) == 1
     assert "the port was taken" in capsys.readouterr().err
 

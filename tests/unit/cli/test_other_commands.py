@@ -12,7 +12,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the launcher was asked for; it does nothing."""
     asked: list[Any] = []
 
-    def take(request: Any, follower: object = None) -> launching.Outcome:
+    def take(request: Any, *others: object) -> launching.Outcome:
         asked.append(request)
         return launching.Outcome("done")
 
@@ -43,14 +43,14 @@ def test_a_missing_script_is_bad_input(requests: list[Any]) -> None:
 def test_extraction_takes_text_as_the_shell_expands_it(requests: list[Any]) -> None:
     for name in "abc":
         Path(f"{name}.txt").touch()
-    options = ["--model", "m.gguf", "--layer", "15", "--out", "acts", "--dtype", "float16"]
+    options = ["--model", "m.gguf", "--layer", "15", "--out", "acts", "--dtype", "float32"]
     assert run(["activations", "extract", "--text", "a.txt", "b.txt", "c.txt", *options]) == 0
     request = requests[0]
-    assert request.text == [Path("a.txt"), Path("b.txt"), Path("c.txt")]
-    assert (request.model, request.layer, request.dtype) == ("m.gguf", 15, "float16")
+    assert request.text == ("a.txt", "b.txt", "c.txt")
+    assert (request.model, request.layer, request.dtype) == ("m.gguf", 15, "float32")
 
 
-@pytest.mark.parametrize("wrong", [["--layer", "-1"], ["--text", "no.txt"], ["--length", "1"]])
+@pytest.mark.parametrize("wrong", [["--layer", "-1"], ["--dtype", "int8"], ["--length", "1"]])
 def test_extraction_refuses_bad_input(requests: list[Any], wrong: list[str]) -> None:
     Path("a.txt").touch()
     options = ["--model", "m", "--layer", "1", "--out", "o", "--text", "a.txt"]

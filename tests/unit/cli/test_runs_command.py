@@ -69,7 +69,7 @@ def test_a_resumed_run_is_running_although_it_has_an_older_result(
 def test_size_is_the_sum_of_all_files(made_run: type) -> None:
     made = made_run("a")
     before = read_state(made.run, 0).size_bytes
-    (made.run.checkpoints_path / "step-1").mkdir()
+    (made.run.checkpoints_path / "step-1").mkdir(parents=True)
     (made.run.checkpoints_path / "step-1" / "model.safetensors").write_bytes(bytes(12_345))
     assert read_state(made.run, 0).size_bytes == before + 12_345
 

@@ -15,11 +15,11 @@ class Trained:
 
     def __init__(self) -> None:
         self.config: RunConfig | None = None
-        self.options: launching.TrainOptions | None = None
+        self.dry_run = False
         self.outcome = launching.Outcome("done", path=Path("runs/tiny"))
 
-    def __call__(self, config: RunConfig, options: object, follower: object) -> launching.Outcome:
-        self.config, self.options = config, options  # type: ignore[assignment]
+    def __call__(self, config: RunConfig, follower: object, *, dry_run: bool) -> launching.Outcome:
+        self.config, self.dry_run = config, dry_run
         return self.outcome
 
 
@@ -67,9 +67,7 @@ def test_resume_takes_the_runs_own_config_and_further_overrides(
     made_run("tiny-1", steps=40).run.write_config({"steps": 40, "global_batch": 6})
     assert run(["train", "--resume", "tiny", "steps=80"]) == 0
     assert trained.config is not None
-    assert trained.options is not None
     assert (trained.config.steps, trained.config.global_batch) == (80, 6)
-    assert trained.options.resume == Path("runs/tiny-1")
     assert trained.config.run_dir == Path("runs/tiny-1")
 
 
@@ -77,8 +75,7 @@ def test_a_dry_run_prints_the_plan(trained: Trained, capsys: pytest.CaptureFixtu
     plan = {"mode": "distributed", "world_size": 2, "shares": [9, 3], "reasons": ["as asked"]}
     trained.outcome = launching.Outcome("planned", plan=plan)
     assert run(["train", "c.yaml", "--dry-run"]) == 0
-    assert trained.options is not None
-    assert trained.options.dry_run
+    assert trained.dry_run
     shown = capsys.readouterr().out
     assert "2 ranks" in shown
     assert "because as asked" in shown
