@@ -53,10 +53,10 @@ def assert_same(found: Tensor, wanted: Tensor) -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_saelens_reconstructs_as_ours(tmp_path: Path, architecture: str) -> None:
-    from sae_lens import SAE as LensSAE
+    import sae_lens
 
     sae, config, weights = trained(tmp_path, architecture)
-    theirs = LensSAE.load_from_disk(export_sae(weights, config, "saelens", tmp_path / "out"))
+    theirs = sae_lens.SAE.load_from_disk(export_sae(weights, config, "saelens", tmp_path / "out"))
     with torch.no_grad():
         latents = sae.encode(samples())
         assert_same(theirs.encode(samples()), latents)
@@ -66,10 +66,10 @@ def test_saelens_reconstructs_as_ours(tmp_path: Path, architecture: str) -> None
 
 @pytest.mark.parametrize("architecture", ["batchtopk", "jumprelu", "standard"])
 def test_saelens_transcoder_predicts_as_ours(tmp_path: Path, architecture: str) -> None:
-    from sae_lens import SAE as LensSAE
+    import sae_lens
 
     sae, config, weights = trained(tmp_path, architecture, targets=9)
-    theirs = LensSAE.load_from_disk(export_sae(weights, config, "saelens", tmp_path / "out"))
+    theirs = sae_lens.SAE.load_from_disk(export_sae(weights, config, "saelens", tmp_path / "out"))
     with torch.no_grad():
         assert_same(theirs(samples()), sae.reconstruct(samples()))
 

@@ -33,7 +33,7 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(WORDS)
     writer.add_tokenizer_model("gpt2")
-    letters = ["<end>", *"abcdefghijklmnopqrs"]
+    letters = ["<end>", "ab", *"abcdefghijklmnopqr"]
     writer.add_token_list(letters)
     writer.add_token_types([TokenType.CONTROL] + [TokenType.NORMAL] * (WORDS - 1))
     writer.add_token_merges(["a b"])
