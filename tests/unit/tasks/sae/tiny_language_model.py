@@ -48,7 +48,11 @@ def words(count: int, start: int = 0) -> str:
 
 @dataclass
 class ThreadWorld:
-    """One rank of a world whose ranks are threads of this process."""
+    """One rank of a world whose ranks are threads of this process, running one at a time.
+
+    A rank gives way to the others only where it waits for them: transformers changes global state
+    while it loads a model, so two ranks must not load at once.
+    """
 
     rank: int = 0
     size: int = 1
@@ -66,7 +70,11 @@ class ThreadWorld:
 
     def barrier(self, name: str = "barrier") -> None:
         if self.size > 1:
-            self.shared.barrier.wait()
+            self.shared.turn.release()
+            try:
+                self.shared.barrier.wait()
+            finally:
+                self.shared.turn.acquire()
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
         if self.size == 1:
@@ -83,6 +91,7 @@ class Shared:
     """What the ranks of a ThreadWorld have in common."""
 
     barrier: threading.Barrier
+    turn: threading.Lock = field(default_factory=threading.Lock)
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
@@ -100,6 +109,10 @@ def on_every_rank(size: int, action: Any) -> list[Any]:
     """Call `action(world)` on all ranks at once; the results in rank order."""
     from concurrent.futures import ThreadPoolExecutor
 
-    worlds = ThreadWorld.of_size(size)
+    def in_turn(world: ThreadWorld) -> Any:
+        with world.shared.turn:
+            return action(world)
+
     with ThreadPoolExecutor(size) as pool:
-        return [future.result() for future in [pool.submit(action, w) for w in worlds]]
+        pending = [pool.submit(in_turn, world) for world in ThreadWorld.of_size(size)]
+        return [future.result() for future in pending]
