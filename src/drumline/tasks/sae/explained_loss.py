@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from drumline.distributed import World
 
 _BATCH = 4  # a batch stays on one rank, so its losses do not depend on how many ranks there are
-Replace = Callable[[Tensor], Tensor]
+Change = Callable[[Tensor], Tensor]
 
 
 class ExplainedLossSection(Protocol):
@@ -53,6 +54,25 @@ class ExplainedLossSection(Protocol):
     @property
     def length(self) -> int:
         """Tokens in a sequence."""
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Sequences, and what does not depend on the SAE.
+
+    Attributes:
+        tokens: int64 [sequences, length].
+        output: What the layer returned on them.
+        clean: Summed loss, float64.
+        zero: The same with zeros after the layer.
+        count: Number of predictions, float64.
+    """
+
+    tokens: Tensor
+    output: Any
+    clean: Tensor
+    zero: Tensor
+    count: Tensor
 
 
 def explained_loss(
@@ -92,10 +112,14 @@ class ExplainedLoss:
             str(section.model), dtype=dtype, device=world.device, cache=cache
         )
         self.language_model.check_layer(section.layer)
+        self._batches: list[_Batch] = []
         self.sequences = _held_out(section, self.language_model.tokenizer)
 
     def measure(self, sae: nn.Module) -> dict[str, float]:
         """The mean loss of a token clean, with the SAE's reconstruction, and with zeros.
+
+        The first call also computes what does not depend on the SAE, so later ones only run the
+        layers after the replaced one, once.
 
         Args:
             sae: Has `reconstruct`: rows [n, width] to rows [n, width].
@@ -104,13 +128,12 @@ class ExplainedLoss:
             `loss_clean`, `loss_spliced` and `loss_zero` in nats, and `explained_loss`, which is
             not a number where zeros do no harm. Equal on all ranks.
         """
-        counts = cut_shares(len(self.sequences), [1] * self.world.size, _BATCH)
-        start = sum(counts[: self.world.rank])
-        mine = self.sequences[start : start + counts[self.world.rank]]
         sums = torch.zeros(4, dtype=torch.float64, device=self.world.device)
-        for first in range(0, len(mine), _BATCH):
-            tokens = torch.from_numpy(mine[first : first + _BATCH]).to(self.world.device)
-            sums += self._sums(tokens, sae)
+        with torch.inference_mode():
+            self._batches = self._batches or [self._prepared(part) for part in self._share()]
+            for batch in self._batches:
+                spliced = self._loss_with(batch, lambda rows: _reconstruct(sae, rows))
+                sums += torch.stack([batch.clean, spliced, batch.zero, batch.count])
         clean, spliced, zero, count = self.world.all_reduce(sums).tolist()
         harm = zero - clean
         return {
@@ -120,18 +143,30 @@ class ExplainedLoss:
             "explained_loss": (zero - spliced) / harm if harm else float("nan"),
         }
 
-    def _sums(self, tokens: Tensor, sae: nn.Module) -> Tensor:
-        """Summed losses of a batch: clean, spliced, zero; and the number of predictions."""
-        with torch.inference_mode():
-            with _recorded(self.language_model, self.layer) as outputs:
-                clean = self._loss(tokens)
-            losses = [clean]
-            for replace in (lambda rows: _reconstruct(sae, rows), torch.zeros_like):
-                changed = self._replaced(outputs[-1], replace)
-                with _replayed(self.language_model, [*outputs[:-1], changed]):
-                    losses.append(self._loss(tokens))
-        count = torch.tensor(float(tokens[:, 1:].numel()), device=tokens.device)
-        return torch.stack([*losses, count.double()])
+    def _share(self) -> Iterator[Tensor]:
+        """This rank's sequences, a batch at a time."""
+        counts = cut_shares(len(self.sequences), [1] * self.world.size, _BATCH)
+        start = sum(counts[: self.world.rank])
+        mine = self.sequences[start : start + counts[self.world.rank]]
+        for first in range(0, len(mine), _BATCH):
+            yield torch.from_numpy(mine[first : first + _BATCH]).to(self.world.device)
+
+    def _prepared(self, tokens: Tensor) -> _Batch:
+        outputs: list[Any] = []
+        layer = self.language_model.layers[self.layer]
+        hook = layer.register_forward_hook(lambda *call: outputs.append(call[-1]))
+        try:
+            clean = self._loss(tokens)
+        finally:
+            hook.remove()
+        count = torch.tensor(float(tokens[:, 1:].numel()), device=tokens.device).double()
+        batch = _Batch(tokens, outputs[0], clean, clean, count)
+        return replace(batch, zero=self._loss_with(batch, torch.zeros_like))
+
+    def _loss_with(self, batch: _Batch, change: Change) -> Tensor:
+        """Summed loss of a batch with the layer's output changed."""
+        with _replayed(self.language_model, self.layer, self._changed(batch.output, change)):
+            return self._loss(batch.tokens)
 
     def _loss(self, tokens: Tensor) -> Tensor:
         """Cross-entropy of the next token, summed, float64."""
@@ -142,46 +177,31 @@ class ExplainedLoss:
         )
         return losses.sum(dtype=torch.float64)
 
-    def _replaced(self, output: Any, replace: Replace) -> Any:
-        """What the layer returned, with its hidden state replaced."""
+    def _changed(self, output: Any, change: Change) -> Any:
+        """What the layer returned, with its hidden state changed."""
         hidden = hidden_of(output)
         first = int(self.keep_first)
         rows = hidden[:, first:]
-        new = replace(rows.reshape(-1, rows.shape[-1])).view_as(rows).to(hidden.dtype)
+        new = change(rows.reshape(-1, rows.shape[-1])).view_as(rows).to(hidden.dtype)
         changed = torch.cat([hidden[:, :first], new], dim=1)
         return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
 
 def _reconstruct(sae: nn.Module, rows: Tensor) -> Tensor:
-    reconstruct: Replace = sae.reconstruct  # type: ignore[assignment]
+    reconstruct: Change = sae.reconstruct  # type: ignore[assignment]
     return reconstruct(rows.float())
 
 
 @contextmanager
-def _recorded(model: LanguageModel, layer: int) -> Iterator[list[Any]]:
-    """Within it, what the layers up to this one return is put into the list."""
-    outputs: list[Any] = []
-    hooks = [
-        module.register_forward_hook(lambda *call: outputs.append(call[-1]))
-        for module in model.layers[: layer + 1]
-    ]
-    try:
-        yield outputs
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def _replayed(model: LanguageModel, outputs: list[Any]) -> Iterator[None]:
-    """Within it, the first layers return these without computing anything.
+def _replayed(model: LanguageModel, layer: int, output: Any) -> Iterator[None]:
+    """Within it, the layers up to this one compute nothing, and this one returns `output`.
 
     Their `forward` is shadowed, not the module replaced, since models look at attributes of their
     layers.
     """
-    modules = list(model.layers)[: len(outputs)]
-    for module, output in zip(modules, outputs, strict=True):
-        module.forward = lambda *_, output=output, **__: output
+    modules = list(model.layers)[: layer + 1]
+    for module in modules:
+        module.forward = lambda *_, **__: output
     try:
         yield
     finally:

@@ -54,12 +54,14 @@ def convert_gguf(file: Path, dtype: str, cache: Path) -> Path | None:
         DataError: If the file cannot be read as a language model.
     """
     folder = cache / f"{file.stem}-{dtype}-{_digest(file)}"
+    from safetensors import SafetensorError
+
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(cache / f"{folder.name}.lock"):
             if not folder.is_dir():
                 _convert(file, dtype, folder)
-    except OSError:
+    except (OSError, SafetensorError):  # safetensors reports a full disk in its own way
         return None
     return folder
 
@@ -85,7 +87,7 @@ def read_gguf(file: Path, dtype: str) -> tuple[Any, Any]:
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 file.parent, dtype=getattr(torch, dtype), **options, **quantization
             )
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+    except Exception as error:  # the tokenizers package raises nothing more exact
         raise DataError(
             f"{file} cannot be read as a language model: {error}.",
             remedy="It must be a GGUF file of an architecture that transformers knows.",
