@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from drumline.tasks.sae.build import build_sae
-from drumline.tasks.sae.config import SAETaskConfig
-from drumline.tasks.sae.model import SAE
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drumline.errors import BadInput, CheckpointError
+from drumline.tasks.sae.build import build_sae
+from drumline.tasks.sae.config import SAETaskConfig
 from drumline.tasks.sae.export import export_sae
+from drumline.tasks.sae.model import SAE
 
 D_IN, LATENTS = 12, 40
 ARCHITECTURES = ["topk", "batchtopk", "jumprelu", "gated", "standard"]
