@@ -134,9 +134,10 @@ def _choose_backend(config: RunConfig, devices: list[PlannedDevice]) -> str:
     if len(devices) == 1 and config.distributed.mode is not Mode.DISTRIBUTED:
         return "none"
     backend = config.distributed.backend
+    on_gpus = devices[0].kind != "cpu"  # torch calls AMD's RCCL nccl, too
     if backend == "auto":
-        return "nccl" if devices[0].kind == "cuda" else "gloo"
-    if backend == "nccl" and devices[0].kind != "cuda":
+        return "nccl" if on_gpus else "gloo"
+    if backend == "nccl" and not on_gpus:
         raise BadInput(
             "distributed.backend nccl needs GPUs, and the devices chosen are CPU processes.",
             remedy="Use backend auto or gloo.",
