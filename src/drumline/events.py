@@ -31,8 +31,9 @@ class EventLog:
         self.attempt = attempt
         self.rank = rank
         self.lost = 0
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._torn = False
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._fd).st_size  # a process that died may have left a torn line
+        self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Append one event. A value that is not finite is written as a string, as JSON has none."""
@@ -45,7 +46,7 @@ class EventLog:
         }
         if self.lost:
             event["lost_before"] = self.lost
-        line = json.dumps({**event, **_finite(fields)}, default=str) + "\n"
+        line = json.dumps({**event, **finite(fields)}, default=str) + "\n"
         data = (("\n" if self._torn else "") + line).encode()
         try:
             written = os.write(self._fd, data)
@@ -97,11 +98,16 @@ def _parse(data: bytes) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same data as JSON can hold it: keys are text, and so are NaN and the infinities."""
     if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
+        return repr(float(value))
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {_key(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
+
+
+def _key(key: Any) -> Any:
+    return key if isinstance(key, str | int | float | None) else str(key)

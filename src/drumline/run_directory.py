@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import yaml
 
 from drumline.errors import RunDirectoryError
-from drumline.events import read_events
+from drumline.events import finite, read_events
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,15 @@ class RunDirectory:
             RunDirectoryError: If it cannot be made or written, with the system's reason.
         """
         run = cls(path)
+        probe = run.path / f".probe-{os.getpid()}"
         try:
             for folder in (run.path, run.logs_path):
                 folder.mkdir(parents=True, exist_ok=True)
-            probe = run.path / f".probe-{os.getpid()}"
             probe.write_bytes(b"drumline")
             probe.unlink()
         except OSError as error:
+            with suppress(OSError):
+                probe.unlink()
             raise RunDirectoryError(
                 f"The run directory {path} cannot be written: {error.strerror or error}.",
                 remedy="Choose another with run_dir=PATH, or free space and rights there.",
@@ -115,7 +118,7 @@ class RunDirectory:
 
     def write_json(self, path: Path, value: dict[str, Any]) -> None:
         """Write one of the JSON files, whole or not at all."""
-        write_atomically(path, json.dumps(value, indent=2, default=str) + "\n")
+        write_atomically(path, json.dumps(finite(value), indent=2, default=str) + "\n")
 
     def result(self) -> dict[str, Any] | None:
         """What result.json says, or None where the run has not ended or the file is damaged."""

@@ -55,7 +55,7 @@ class ClusterEnvironment:
         env = os.environ if environ is None else environ
         if "RANK" in env and "WORLD_SIZE" in env:
             return cls._torchrun(env)
-        if "SLURM_PROCID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
+        if "SLURM_PROCID" in env and _int(env, "SLURM_NTASKS", 1) > 1:
             return cls._slurm(env)
         if "OMPI_COMM_WORLD_RANK" in env:
             return cls._mpirun(env)
@@ -63,11 +63,7 @@ class ClusterEnvironment:
 
     @classmethod
     def _torchrun(cls, env: Mapping[str, str]) -> ClusterEnvironment:
-        rank, size = _int(env, "RANK"), _int(env, "WORLD_SIZE")
-        if not 0 <= rank < size:
-            raise BadInput(
-                f"RANK={rank} does not fit WORLD_SIZE={size}.", remedy="Check the launcher."
-            )
+        rank, size = _place(env, "RANK", "WORLD_SIZE")
         return cls(
             "drumline" if ATTEMPT in env else "torchrun",
             rank,
@@ -84,12 +80,13 @@ class ClusterEnvironment:
 
     @classmethod
     def _slurm(cls, env: Mapping[str, str]) -> ClusterEnvironment:
-        port = DEFAULT_PORT + int(env.get("SLURM_JOB_ID", "0")) % 10_000
+        rank, size = _place(env, "SLURM_PROCID", "SLURM_NTASKS")
+        port = DEFAULT_PORT + _int(env, "SLURM_JOB_ID", 0) % 10_000
         per_node = re.match(r"\d+", env.get("SLURM_NTASKS_PER_NODE", env["SLURM_NTASKS"]))
         return cls(
             "slurm",
-            _int(env, "SLURM_PROCID"),
-            _int(env, "SLURM_NTASKS"),
+            rank,
+            size,
             _int(env, "SLURM_LOCALID", 0),
             int(per_node.group()) if per_node else 1,
             env.get("MASTER_ADDR") or _first_host(env.get("SLURM_JOB_NODELIST", "127.0.0.1")),
@@ -100,10 +97,11 @@ class ClusterEnvironment:
 
     @classmethod
     def _mpirun(cls, env: Mapping[str, str]) -> ClusterEnvironment:
+        rank, size = _place(env, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
         return cls(
             "mpirun",
-            _int(env, "OMPI_COMM_WORLD_RANK"),
-            _int(env, "OMPI_COMM_WORLD_SIZE"),
+            rank,
+            size,
             _int(env, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
             _int(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1),
             env.get("MASTER_ADDR", "127.0.0.1"),
@@ -137,7 +135,18 @@ def _int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
         ) from None
 
 
+def _place(env: Mapping[str, str], rank_name: str, size_name: str) -> tuple[int, int]:
+    rank, size = _int(env, rank_name), _int(env, size_name)
+    if not 0 <= rank < size:
+        raise BadInput(
+            f"{rank_name}={rank} does not fit {size_name}={size}.", remedy="Check the launcher."
+        )
+    return rank, size
+
+
 def _first_host(nodes: str) -> str:
-    """The first host of a Slurm node list: "gpu[03-05,9],cpu1" gives "gpu03"."""
-    match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodes)
-    return (match.group(1) + (match.group(2) or "")) if match else "127.0.0.1"
+    """The first host of a Slurm node list: "gpu[03-05,9]-ib,cpu1" gives "gpu03-ib"."""
+    first = re.match(r"(?:[^\[\],]|\[[^\]]*\])+", nodes)
+    if first is None:
+        return "127.0.0.1"
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first.group())

@@ -12,10 +12,27 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from drumline.config.run import RunConfig
-from drumline.config.section import task_config_class
+from drumline.config.section import TaskConfig, task_config_class
 from drumline.errors import BadInput, ConfigError, ConfigProblem
 
 Model = TypeVar("Model", bound=BaseModel)
+_TYPES = {
+    "bool": "true or false",
+    "dict": "keys of its own below it",
+    "float": "a number",
+    "int": "a whole number",
+    "list": "a list such as [1, 2]",
+    "model": "keys of its own below it",
+    "path": "a path",
+    "string": "a text",
+    "tuple": "a list such as [1, 2]",
+}
+_OTHER_REMEDIES = {
+    "finite_number": "Give a finite number.",
+    "invalid_key": "Keys are texts.",
+    "too_long": "Give fewer entries.",
+    "too_short": "Give more entries.",
+}
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -103,10 +120,12 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
 
 
 def _problem(model: type[BaseModel], data: dict[str, Any], error: dict[str, Any]) -> ConfigProblem:
-    location = [part for part in error["loc"] if part not in ("function-before", "TaskConfig")]
-    key = ".".join(str(part) for part in location if not _is_tag(part)) or "config"
+    location = list(error["loc"])
     value = None if isinstance(error["input"], dict) else error["input"]
     kind = error["type"]
+    if kind == "task_name":
+        location, value = [*location, "name"], error["input"]["name"]
+    key = ".".join(map(str, location)) or "config"
     if kind == "extra_forbidden":
         known = _known_keys(model, data, location[:-1])
         near = get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
@@ -124,13 +143,15 @@ def _remedy(kind: str, context: dict[str, Any]) -> str:
         return f"Use one of: {context.get('expected', '')}."
     if kind.startswith("greater_than"):
         bound = context.get("gt", context.get("ge"))
-        return f"Give a number {'above' if 'gt' in context else 'from'} {bound}."
+        return f"Give a number {'above' if 'gt' in context else 'from'} {bound:g}."
     if kind.startswith("less_than"):
         bound = context.get("lt", context.get("le"))
-        return f"Give a number {'below' if 'lt' in context else 'up to'} {bound}."
-    if kind.endswith(("_parsing", "_type")):
-        return f"Give a value of type {kind.split('_', maxsplit=1)[0]}."
-    return ""
+        return f"Give a number {'below' if 'lt' in context else 'up to'} {bound:g}."
+    if kind == "task_name":
+        return str(context["remedy"])
+    if kind.endswith(("_parsing", "_type", "_from_float")):
+        return f"Give {_TYPES.get(kind.split('_', maxsplit=1)[0], 'another value')}."
+    return _OTHER_REMEDIES.get(kind, "")
 
 
 def _known_keys(model: type[BaseModel], data: dict[str, Any], location: list[Any]) -> list[str]:
@@ -140,7 +161,7 @@ def _known_keys(model: type[BaseModel], data: dict[str, Any], location: list[Any
     for part in location:
         place = place.get(part) if isinstance(place, dict) else None
         if part == "task" and section is RunConfig and isinstance(place, dict):
-            section = task_config_class(str(place.get("name")))
+            section = task_config_class(str(place["name"])) if "name" in place else TaskConfig
             continue
         field = section.model_fields.get(part) if _is_model(section) else None
         if field is not None:
@@ -161,7 +182,3 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 
 def _is_model(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, BaseModel)
-
-
-def _is_tag(part: Any) -> bool:
-    return isinstance(part, str) and ("[" in part or part.endswith("Config"))

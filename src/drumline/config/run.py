@@ -16,8 +16,12 @@ from pydantic import (
     SerializeAsAny,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from drumline.config.section import Section, TaskConfig, task_config_class
+from drumline.errors import ConfigError
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Mode(StrEnum):
@@ -75,7 +79,7 @@ class OptimizerConfig(Section):
 
     name: Literal["adam", "adamw", "sgd"] = Field("adam", description="torch.optim's class")
     lr: PositiveFloat = Field(1e-3, description="peak learning rate")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="Adam's decay rates")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Adam's decay rates")
     eps: PositiveFloat = Field(1e-8, description="Adam's epsilon")
     momentum: NonNegativeFloat = Field(0.0, description="momentum of sgd")
     weight_decay: NonNegativeFloat = Field(0.0, description="weight decay")
@@ -145,9 +149,16 @@ def _text(value: Any) -> Any:
 
 
 def _task(value: Any) -> Any:
-    if isinstance(value, dict) and isinstance(value.get("name"), str):
-        return task_config_class(value["name"]).model_validate(value)
-    return value
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str | int):
+        return value
+    try:
+        task_class = task_config_class(str(value["name"]))
+    except ConfigError as error:  # so that it is listed with the problems of other keys
+        problem = error.problems[0]
+        raise PydanticCustomError(
+            "task_name", "{what}", {"what": problem.what, "remedy": problem.remedy}
+        ) from error
+    return task_class.model_validate(value)
 
 
 class RunConfig(Section):

@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from drumline.errors import ConfigError, ConfigProblem
 
@@ -17,7 +17,12 @@ class Section(BaseModel):
     """A part of a config. Every field of a subclass has a `description`."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, use_enum_values=False
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        use_enum_values=False,
+        coerce_numbers_to_str=True,  # YAML reads `devices: 2` and `name: 2024` as numbers
+        allow_inf_nan=False,
     )
 
 
@@ -29,7 +34,7 @@ class TaskConfig(Section):
     """
 
     implementation: ClassVar[str] = ""
-    name: str
+    name: str = Field(description="which task; its other keys depend on it")
 
     @property
     def granularity(self) -> int:

@@ -137,7 +137,7 @@ def _device(env: ClusterEnvironment, asked: str) -> torch.device:
     """This rank's device: the local rank's GPU among the visible ones, or the CPU."""
     wanted = env.devices or asked
     if wanted.startswith("cpu") or not torch.cuda.is_available():
-        if wanted == "cuda":
+        if wanted in ("cuda", "rocm"):
             raise DeviceError(
                 "GPUs were planned for this run, and torch sees none.",
                 remedy="Check the driver and that torch is built for CUDA.",

@@ -52,7 +52,7 @@ def choose_devices(
         return _exactly(there, free, len(there)), ["devices: all GPUs as asked"]
     if re.fullmatch(r"\d+", asked):
         return _exactly(there, free, int(asked)), [f"devices: {asked} free GPUs"]
-    chosen = resolve_devices(asked, machine)
+    chosen = resolve_devices(asked.removesuffix(","), machine)  # "0," is the device with index 0
     taken = [device for device in chosen if device.uuid in occupied]
     if taken:
         raise DeviceError(

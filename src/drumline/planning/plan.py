@@ -58,8 +58,9 @@ def plan(config: RunConfig, machine: Machine, occupied: Collection[str] = ()) ->
         BadInput: If the config cannot be spread over them.
     """
     granularity = config.task.granularity if config.task else 1
-    groups = -(-config.global_batch // granularity)
-    devices, reasons = choose_devices(config.devices, machine, occupied, at_most=groups)
+    devices, reasons = choose_devices(
+        config.devices, machine, occupied, at_most=_most_devices(config, granularity)
+    )
     size = len(devices)
     if config.distributed.shares is not None and len(config.distributed.shares) != size:
         raise BadInput(
@@ -98,7 +99,22 @@ def spread(config: RunConfig, world_size: int) -> tuple[int, ...]:
             remedy=f"Use at most {max(groups, 1)} devices, or global_batch="
             f"{world_size * granularity} or more.",
         )
+    if config.distributed.shares is not None and list(shares) != config.distributed.shares:
+        raise BadInput(
+            f"distributed.shares {config.distributed.shares} are not whole groups of "
+            f"{granularity} samples, as the task needs.",
+            remedy=f"The nearest that fit are {list(shares)}.",
+        )
     return shares
+
+
+def _most_devices(config: RunConfig, granularity: int) -> int:
+    """More than this many devices would have no work, or are not what the config is made for."""
+    if config.distributed.mode is Mode.NONE:
+        return 1
+    if config.distributed.shares is not None:
+        return len(config.distributed.shares)
+    return max(1, config.global_batch // granularity)
 
 
 def _choose_mode(mode: Mode, size: int) -> tuple[Mode, str]:
@@ -118,9 +134,10 @@ def _choose_backend(config: RunConfig, devices: list[PlannedDevice]) -> str:
     if len(devices) == 1 and config.distributed.mode is not Mode.DISTRIBUTED:
         return "none"
     backend = config.distributed.backend
+    on_gpus = devices[0].kind != "cpu"  # torch calls AMD's RCCL nccl, too
     if backend == "auto":
-        return "nccl" if devices[0].kind == "cuda" else "gloo"
-    if backend == "nccl" and devices[0].kind != "cuda":
+        return "nccl" if on_gpus else "gloo"
+    if backend == "nccl" and not on_gpus:
         raise BadInput(
             "distributed.backend nccl needs GPUs, and the devices chosen are CPU processes.",
             remedy="Use backend auto or gloo.",

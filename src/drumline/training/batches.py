@@ -21,7 +21,8 @@ def narrow(batch: Any, start: int, length: int) -> Any:
     """
     if isinstance(batch, Tensor):
         return batch.narrow(0, start, length)
-    if isinstance(batch, list | tuple) and batch and not _holds_tensors(batch):
+    plain = isinstance(batch, list | tuple) and not hasattr(batch, "_fields")
+    if plain and batch and not _holds_tensors(batch):
         return type(batch)(batch[start : start + length])
     return _map(batch, lambda item: narrow(item, start, length))
 

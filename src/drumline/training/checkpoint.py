@@ -2,20 +2,24 @@
 
 A checkpoint is a folder `checkpoints/step-N` with the weights (`model.safetensors`), everything
 else (`training.pt`, read with `weights_only=True`, so nothing in it is ever run) and `COMMIT.json`,
-which names every file with its size and SHA-256. It is written aside, flushed to the disk and
-renamed; a folder without a commit marker, or whose files do not match it, is not a checkpoint.
+which names every file with its size and SHA-256 and carries a seal over itself. It is written
+aside, flushed to the disk and renamed; a folder without a commit marker, or whose files do not
+match it, is not a checkpoint.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -27,7 +31,7 @@ from drumline.errors import BadInput, CheckpointError
 
 FORMAT = 1
 WEIGHTS, STATE, COMMIT = "model.safetensors", "training.pt", "COMMIT.json"
-_ASIDE = ".partial"
+_ASIDE, _OLD = ".partial", "old-"
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,20 @@ class Checkpoint:
             ) from error
 
     def load_state(self) -> dict[str, Any]:
-        """Everything but the weights, on the CPU."""
-        state: dict[str, Any] = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
+        """Everything but the weights, on the CPU.
+
+        Raises:
+            CheckpointError: If the file holds anything but tensors and plain values.
+        """
+        try:
+            state: dict[str, Any] = torch.load(
+                self.path / STATE, map_location="cpu", weights_only=True
+            )
+        except UnpicklingError as error:
+            raise CheckpointError(
+                f"{self.path / STATE} holds more than tensors and values; none of it was run.",
+                remedy="Use checkpoints that Drumline wrote.",
+            ) from error
         return state
 
     def verify(self) -> None:
@@ -68,18 +84,12 @@ class Checkpoint:
         Raises:
             CheckpointError: With the first difference.
         """
-        files = _read_commit(self.path)["files"]
-        for name, fact in files.items():
+        for name, fact in _read_commit(self.path)["files"].items():
             path = self.path / name
-            if not path.is_file():
-                raise CheckpointError(f"{path} is missing.")
-            size = path.stat().st_size
-            if size != fact["bytes"]:
-                raise CheckpointError(
-                    f"{path} is truncated: {size} bytes where {fact['bytes']} were written."
-                )
-            if _sha256(path) != fact["sha256"]:
-                raise CheckpointError(f"{path} is damaged: its checksum does not match.")
+            try:
+                _compare(path, fact["bytes"], fact["sha256"])
+            except OSError as error:
+                raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 class CheckpointStore:
@@ -106,9 +116,7 @@ class CheckpointStore:
             with (aside / STATE).open("wb") as file:
                 torch.save(state, file)
             _commit(aside, step, metrics)
-            shutil.rmtree(final, ignore_errors=True)
-            aside.rename(final)
-            _flush(self.folder)
+            _publish(aside, final)
         except Exception as error:  # safetensors and torch.save each raise errors of their own
             shutil.rmtree(aside, ignore_errors=True)
             reason = " ".join(str(error).split())
@@ -117,8 +125,22 @@ class CheckpointStore:
                 remedy="Training goes on; free space on the disk.",
                 step=step,
             ) from error
-        self._drop_old()
+        self._drop_old(step)
         return Checkpoint(final, step, metrics)
+
+    def tidy(self) -> None:
+        """Finish or remove what a process that was killed has left. Only rank 0, before a run.
+
+        A checkpoint is whole once its marker is written; if the process died before the renaming,
+        that is made good here.
+        """
+        for aside in self.folder.glob(f"step-*{_ASIDE}"):
+            final = aside.with_name(aside.name.removesuffix(_ASIDE))
+            with suppress(CheckpointError):
+                Checkpoint(aside, 0, {}).verify()
+                _publish(aside, final)
+        for leftover in (*self.folder.glob(f"step-*{_ASIDE}"), *self.folder.glob(f"{_OLD}*")):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def all(self) -> list[Checkpoint]:
         """Committed checkpoints, newest first. Their files have not been verified."""
@@ -168,21 +190,56 @@ class CheckpointStore:
         return found
 
     def best(self) -> Checkpoint | None:
-        """The checkpoint with the best value of `keep_best.metric`, if there is one."""
+        """The checkpoint with the best value of `keep_best.metric`, if there is one.
+
+        NaN is no value; of equal values the earliest counts.
+        """
         rule = self.config.keep_best
         if rule is None:
             return None
-        scored = [c for c in self.all() if rule.metric in c.metrics]
+        scored = [c for c in self.all() if not math.isnan(c.metrics.get(rule.metric, math.nan))]
         sign = 1 if rule.goal == "min" else -1
         return min(scored, key=lambda c: (sign * c.metrics[rule.metric], c.step), default=None)
 
-    def _drop_old(self) -> None:
+    def _drop_old(self, step: int) -> None:
+        """Keep the newest up to `step`, and the best. What is newer than `step` was refused when
+        this attempt began; it must not push out what this attempt writes.
+        """
         best = self.best()
-        for old in self.all()[self.config.keep_last :]:
+        past = [checkpoint for checkpoint in self.all() if checkpoint.step <= step]
+        for old in past[self.config.keep_last :]:
             if best is None or old.path != best.path:
-                trash = old.path.with_name(f"old-{old.path.name}")
-                old.path.rename(trash)  # first out of sight, so that a kill leaves no half one
-                shutil.rmtree(trash, ignore_errors=True)
+                with suppress(OSError):
+                    _remove(old.path)
+
+
+def _publish(aside: Path, final: Path) -> None:
+    """Give a checkpoint that is written its name. One of the same step goes once this is there."""
+    old = final.with_name(f"{_OLD}{final.name}")
+    if final.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+    aside.rename(final)
+    _flush(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint: first out of sight, so that a kill leaves no half one."""
+    old = folder.with_name(f"{_OLD}{folder.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    folder.rename(old)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _compare(path: Path, size: int, digest: str) -> None:
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing.")
+    there = path.stat().st_size
+    if there != size:
+        raise CheckpointError(f"{path} is truncated: {there} bytes where {size} were written.")
+    if _sha256(path) != digest:
+        raise CheckpointError(f"{path} is damaged: its checksum does not match.")
 
 
 def _commit(folder: Path, step: int, metrics: dict[str, float]) -> None:
@@ -199,7 +256,7 @@ def _commit(folder: Path, step: int, metrics: dict[str, float]) -> None:
         "files": files,
     }
     path = folder / COMMIT
-    path.write_text(json.dumps(marker, indent=2))
+    path.write_text(json.dumps({**marker, "seal": _seal(marker)}, indent=2))
     _flush(path)
     _flush(folder)
 
@@ -207,16 +264,23 @@ def _commit(folder: Path, step: int, metrics: dict[str, float]) -> None:
 def _read_commit(folder: Path) -> dict[str, Any]:
     try:
         marker: dict[str, Any] = json.loads((folder / COMMIT).read_text())
-        _ = marker["files"], marker["metrics"], marker["step"]
+        seal = marker.pop("seal", None)
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is half-written: it was never committed.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{folder} has a damaged commit marker: {error}.") from None
+    if seal != _seal(marker):
+        raise CheckpointError(f"{folder} has a damaged commit marker: its seal does not match.")
     if marker.get("format") != FORMAT:
         raise CheckpointError(
             f"{folder} has format {marker.get('format')}, and this version reads {FORMAT}."
         )
     return marker
+
+
+def _seal(marker: dict[str, Any]) -> str:
+    """SHA-256 over everything else that a marker says."""
+    return hashlib.sha256(json.dumps(marker, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

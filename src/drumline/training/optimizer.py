@@ -29,9 +29,9 @@ def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float
     """
     if step < config.warmup_steps:
         return (step + 1) / (config.warmup_steps + 1)
-    if config.name == "constant":
+    decay = steps - config.warmup_steps if config.decay_steps is None else config.decay_steps
+    if config.name == "constant" or decay < 1:
         return 1.0
-    decay = config.decay_steps or max(1, steps - config.warmup_steps)
     done = min(1.0, max(0.0, (step - (steps - decay)) / decay))
     if config.name == "cosine":
         done = 0.5 * (1 - math.cos(math.pi * done))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,13 +147,12 @@ def _agree_on_checkpoint(store: CheckpointStore, world: World, events: EventLog)
     """The newest checkpoint that is whole: rank 0 looks, and all take its answer."""
     found = None
     if world.is_main:
+        store.tidy()
         for path, checkpoint, reason in store.examine():
             if checkpoint is not None:
                 found = checkpoint
                 break
             events.emit("checkpoint_refused", path=str(path), reason=reason)
-        for leftover in (*store.folder.glob("*.partial"), *store.folder.glob("old-*")):
-            shutil.rmtree(leftover, ignore_errors=True)
     return world.control.broadcast(found)
 
 

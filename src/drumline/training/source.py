@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, default_collate
 
+from drumline.errors import BadInput
 from drumline.planning.shares import cut_shares
 from drumline.training.order import SampleOrder
 
@@ -170,6 +171,7 @@ class MapSource(Source):
     def walk(self, cursor: Cursor, global_batch: int) -> Iterator[tuple[list[Span], Cursor]]:
         """The spans of every step from `cursor` on, each with the cursor after it."""
         size = self.order.size
+        self._check_drop(global_batch)
         epoch, offset = cursor.epoch, cursor.offset
         while True:
             left = size - offset
@@ -200,11 +202,20 @@ class MapSource(Source):
     def steps_in_epochs(self, epochs: int, global_batch: int) -> int:
         """How many steps `epochs` passes over the data take."""
         size = self.order.size
+        self._check_drop(global_batch)
         if self.epoch_end == "wrap":
             return -(-epochs * size // global_batch)
         if self.epoch_end == "drop":
             return epochs * (size // global_batch)
         return epochs * -(-size // global_batch)
+
+    def _check_drop(self, global_batch: int) -> None:
+        if self.epoch_end == "drop" and self.order.size < global_batch:
+            raise BadInput(
+                f"epoch_end=drop leaves nothing of {self.order.size} samples with global_batch "
+                f"{global_batch}.",
+                remedy="Use epoch_end=short or wrap, or a smaller global_batch.",
+            )
 
 
 class _RankSampler:
@@ -215,6 +226,8 @@ class _RankSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         share = self.share
+        if not share.weights[share.rank]:
+            return  # there is nothing to look for, however far a loader looks ahead
         for spans, _ in self.source.walk(self.cursor, share.global_batch):
             counts = cut_shares(sum(map(len, spans)), share.weights, share.granularity)
             count = counts[share.rank]

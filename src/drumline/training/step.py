@@ -102,7 +102,7 @@ class StandardStep(Step):
         sums: dict[str, dict[str, Tensor]] | None = None
         try:
             sums = self._backwards(data, batch, index, overlap=False)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
         if self.world.control.any(sums is None):
@@ -166,7 +166,7 @@ class StandardStep(Step):
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
                 return f"the gradient of {name} is not finite"
-        return "a gradient on another rank is not finite"
+        return "the norm of the whole gradient is not finite"
 
     def _halve(self, index: int) -> None:
         least = self.task.granularity

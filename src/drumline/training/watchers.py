@@ -4,6 +4,7 @@ every rank, in the same order, and can be left out without the loop noticing.
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
@@ -126,7 +127,8 @@ class EvaluationWatcher(Watcher):
         self._last = session.progress.step
         session.model.eval()
         with torch.no_grad():
-            metrics = session.task.evaluate(session.model)
+            found = session.task.evaluate(session.model)
+        metrics = {name: float(value) for name, value in found.items()}
         session.model.train()
         session.metrics = metrics
         session.metrics_step = session.progress.step
@@ -182,7 +184,7 @@ class CheckpointWatcher(Watcher):
         rule = session.config.checkpoint.keep_best
         if rule is None or session.metrics_step != session.progress.step:
             return False
-        if rule.metric not in session.metrics:
+        if math.isnan(session.metrics.get(rule.metric, math.nan)):
             return False
         better = False
         if session.world.is_main:

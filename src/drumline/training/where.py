@@ -36,6 +36,11 @@ def agree_on_run_directory(config: RunConfig, world: World) -> RunDirectory:
                 run.result_path.unlink(missing_ok=True)
         except DrumlineError as error:
             problem = {"message": error.message, "remedy": error.remedy}
+        except OSError as error:
+            problem = {
+                "message": f"The run directory {path} cannot be written: {error}.",
+                "remedy": "Free space on the disk.",
+            }
     path, problem = world.control.broadcast((path, problem))
     if problem is not None or path is None:
         details = problem or {"message": "no run directory", "remedy": ""}

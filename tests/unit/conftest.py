@@ -1,0 +1,8 @@
+"""Helpers beside this file are importable from every folder of unit tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
