@@ -226,6 +226,11 @@ class SAETaskConfig(TaskConfig):
                 "gated needs decoder_norm true, or its L1 term only shrinks the encoder: "
                 "leave decoder_norm out"
             )
+        if self.explained_loss is not None and self.targets is not None:
+            raise ValueError(
+                "explained_loss puts the reconstruction in the place of the layer it was read "
+                "from, and a transcoder (targets) does not reconstruct it: leave one out"
+            )
         if self.tied_init and self.targets is not None:
             raise ValueError(
                 "tied_init true does not fit a transcoder, whose decoder lives in the space of "

@@ -75,13 +75,6 @@ class _Batch:
     count: Tensor
 
 
-def explained_loss(
-    section: ExplainedLossSection, sae: nn.Module, world: World, **choices: Any
-) -> dict[str, float]:
-    """Load the model and measure once; see `ExplainedLoss` for what is given and raised."""
-    return ExplainedLoss(section, world, **choices).measure(sae)
-
-
 class ExplainedLoss:
     """A language model and held-out text, for measuring an SAE again and again.
 

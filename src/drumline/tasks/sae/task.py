@@ -7,7 +7,8 @@ order or from sums over the global batch, so it is equal on all ranks and for an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,9 @@ from drumline.tasks.sae.topk import BatchTopKSAE
 from drumline.training.order import SampleOrder
 from drumline.training.source import MapSource, Source
 from drumline.training.task import Losses, Setup, Task
+
+if TYPE_CHECKING:
+    from drumline.tasks.sae.explained_loss import ExplainedLoss
 
 
 class SAETask(Task):
@@ -139,9 +143,7 @@ class SAETask(Task):
         metrics["dead_latents"] = float(len(self.dead))
         metrics["dead_fraction"] = len(self.dead) / sae.latents
         if self.config.explained_loss is not None:
-            from drumline.tasks.sae.explained_loss import explained_loss
-
-            metrics.update(explained_loss(self.config.explained_loss, sae, self.world))
+            metrics.update(self._language_model_loss.measure(sae))
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -159,6 +161,16 @@ class SAETask(Task):
         self.target_scale = float(state["target_scale"])
         self.mean = state["mean"].to(self.world.device, copy=True)
         self._take_activity(state["silent_for"])
+
+    @cached_property
+    def _language_model_loss(self) -> ExplainedLoss:
+        """The language model and its text, loaded at the first evaluation and kept."""
+        from drumline.tasks.sae.explained_loss import ExplainedLoss
+
+        assert self.config.explained_loss is not None
+        facts = getattr(self.rows.inputs, "facts", {})
+        keep_first = bool(facts.get("drop_first", True))
+        return ExplainedLoss(self.config.explained_loss, self.world, keep_first=keep_first)
 
     def _take_activity(self, silent_for: Tensor) -> None:
         on_device = silent_for.to(self.world.device, copy=True)
