@@ -63,6 +63,13 @@ def extract(
         int | None,
         typer.Option(metavar="N", min=1, help="Read at most this many tokens."),
     ] = None,
+    keep_outliers: Annotated[
+        bool,
+        typer.Option(
+            "--keep-outliers",
+            help="Also keep attention sinks, so that rows of two layers stand side by side.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run text through a language model and store the activations after one layer, in shards
@@ -82,6 +89,8 @@ def extract(
         "length": length,
         "tokens": tokens,
     }
+    if keep_outliers:
+        asked["outlier_ratio"] = None
     options = validate(ExtractOptions, asked, "The extraction")
     outcome = followed(lambda follower: launching.extract(options, gpus, follower), as_json=as_json)
     finish(outcome, as_json=as_json, written="Activations")

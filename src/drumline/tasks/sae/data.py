@@ -51,6 +51,8 @@ class Rows:
                 inputs=len(inputs),
                 targets=len(targets),
             )
+        if targets is not None:
+            _check_alignment(inputs, targets, config)
         if self.trained < 1:
             raise DataError(
                 f"{config.activations} has {len(inputs)} rows, and task.evaluation.samples holds "
@@ -82,6 +84,20 @@ class Rows:
             SampleOrder(self.trained, seed).samples(0, 0, min(count, self.trained)).tolist()
         )
         return found
+
+
+def _check_alignment(inputs: Any, targets: Any, config: SAETaskConfig) -> None:
+    """Refuse extractions that left out outliers, which are others at another layer."""
+    for path, rows in ((config.activations, inputs), (config.targets, targets)):
+        ratio = getattr(rows, "facts", {}).get("outlier_ratio")
+        if ratio is not None:
+            raise DataError(
+                f"{path} leaves out positions above {ratio:g} times the median norm, so its rows "
+                "do not stand beside those of another layer.",
+                remedy="Extract both sets with --keep-outliers.",
+                path=str(path),
+                outlier_ratio=ratio,
+            )
 
 
 def open_rows(config: SAETaskConfig) -> Rows:

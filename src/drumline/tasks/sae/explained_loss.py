@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from drumline.errors import DataError
 from drumline.planning.shares import cut_shares
 from drumline.tasks.sae.language_model import LanguageModel, hidden_of, load_language_model
+from drumline.tasks.sae.positions import kept_positions
 from drumline.tasks.sae.text import PYDOC, pack_texts, read_texts
 
 if TYPE_CHECKING:
@@ -81,8 +82,8 @@ class ExplainedLoss:
     Args:
         section: The model, the layer and the text.
         world: The ranks that share the sequences; all make the same calls.
-        keep_first: Leave position 0 of each sequence as it is, as it is for an SAE whose
-            extraction dropped it.
+        drop_first, outlier_ratio: As in the extraction that the SAE was trained on; positions
+            left out there keep their activations here.
         dtype: Type the language model computes in.
         cache: Where converted GGUF models are kept.
 
@@ -96,11 +97,13 @@ class ExplainedLoss:
         section: ExplainedLossSection,
         world: World,
         *,
-        keep_first: bool = True,
+        drop_first: bool = True,
+        outlier_ratio: float | None = None,
         dtype: str = "bfloat16",
         cache: Path | None = None,
     ) -> None:
-        self.world, self.layer, self.keep_first = world, section.layer, keep_first
+        self.world, self.layer = world, section.layer
+        self.drop_first, self.outlier_ratio = drop_first, outlier_ratio
         self.language_model = load_language_model(
             str(section.model), dtype=dtype, device=world.device, cache=cache
         )
@@ -173,10 +176,11 @@ class ExplainedLoss:
     def _changed(self, output: Any, change: Change) -> Any:
         """What the layer returned, with its hidden state changed."""
         hidden = hidden_of(output)
-        first = int(self.keep_first)
-        rows = hidden[:, first:]
-        new = change(rows.reshape(-1, rows.shape[-1])).view_as(rows).to(hidden.dtype)
-        changed = torch.cat([hidden[:, :first], new], dim=1)
+        replaced = kept_positions(
+            hidden, drop_first=self.drop_first, outlier_ratio=self.outlier_ratio
+        )
+        changed = hidden.clone()
+        changed[replaced] = change(hidden[replaced]).to(hidden.dtype)
         return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
 

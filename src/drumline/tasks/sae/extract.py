@@ -32,6 +32,7 @@ from drumline.tasks.sae.language_model import (
     locate_model,
     model_fingerprint,
 )
+from drumline.tasks.sae.positions import kept_positions
 from drumline.tasks.sae.text import PackedText, pack_texts, read_texts, texts_sha256
 
 _BATCH_ON_CPU = 8
@@ -174,12 +175,15 @@ def _shard(
     sequences = packed.sequences[start : start + options.sequences_per_shard]
     device = next(model.model.parameters()).device
     batch = options.batch or (_BATCH_ON_CPU if device.type == "cpu" else len(sequences))
-    first, dtype = int(options.drop_first), getattr(torch, options.dtype)
+    dtype = getattr(torch, options.dtype)
     rows: list[Tensor] = []
     for low in range(0, len(sequences), batch):
         tokens = torch.from_numpy(sequences[low : low + batch]).to(device)
-        hidden = model.residual_stream(tokens, options.layer)[:, first:]
-        rows.append(hidden.reshape(-1, model.width).to("cpu", dtype))
+        hidden = model.residual_stream(tokens, options.layer)
+        kept = kept_positions(
+            hidden, drop_first=options.drop_first, outlier_ratio=options.outlier_ratio
+        )
+        rows.append(hidden[kept].to("cpu", dtype))
         report(tokens.numel())
     return torch.cat(rows)
 
@@ -202,6 +206,7 @@ def _manifest(
         count=sum(shard.rows for shard in shards),
         length=options.length,
         drop_first=options.drop_first,
+        outlier_ratio=options.outlier_ratio,
         separator_token=packed.separator,
         text=options.text,
         text_sha256=identity.text_sha256,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from drumline.config import Section
 
@@ -35,6 +35,11 @@ class ExtractOptions(Section):
     drop_first: bool = Field(
         default=True,
         description="leave out position 0 of each sequence, whose norm is far from all others",
+    )
+    outlier_ratio: PositiveFloat | None = Field(
+        default=10.0,
+        description="leave out positions with a norm of more than this many times the median of "
+        "their sequence: attention sinks; null keeps them, and all rows of two layers aligned",
     )
     dtype: ModelType = Field(
         default="bfloat16", description="type the model computes in and activations are stored in"

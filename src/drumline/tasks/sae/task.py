@@ -169,8 +169,12 @@ class SAETask(Task):
 
         assert self.config.explained_loss is not None
         facts = getattr(self.rows.inputs, "facts", {})
-        keep_first = bool(facts.get("drop_first", True))
-        return ExplainedLoss(self.config.explained_loss, self.world, keep_first=keep_first)
+        return ExplainedLoss(
+            self.config.explained_loss,
+            self.world,
+            drop_first=bool(facts.get("drop_first", True)),
+            outlier_ratio=facts.get("outlier_ratio"),
+        )
 
     def _take_activity(self, silent_for: Tensor) -> None:
         on_device = silent_for.to(self.world.device, copy=True)

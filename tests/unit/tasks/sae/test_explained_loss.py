@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from tiny_language_model import ThreadWorld, on_every_rank, save_tiny_model, words
 
 from drumline.errors import BadInput, DataError
-from drumline.tasks.sae.explained_loss import ExplainedLoss, explained_loss
+from drumline.tasks.sae.explained_loss import ExplainedLoss
 from drumline.tasks.sae.language_model import load_tokenizer
 from drumline.tasks.sae.text import pack_texts
 
@@ -62,12 +63,14 @@ def by_hand(section: Section, factor: float, first: int) -> float:
     return float(F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()))
 
 
-@pytest.mark.parametrize("keep_first", [True, False])
-def test_losses_are_those_calculated_by_hand(section: Section, keep_first: bool) -> None:
-    found = explained_loss(
-        section, Scaling(0.6), ThreadWorld(), keep_first=keep_first, dtype="float32"
-    )
-    clean, spliced, zero = (by_hand(section, factor, int(keep_first)) for factor in (1, 0.6, 0))
+def measured(section: Section, sae: Scaling, world: Any, **choices: Any) -> dict[str, float]:
+    return ExplainedLoss(section, world, **choices).measure(sae)
+
+
+@pytest.mark.parametrize("drop_first", [True, False])
+def test_losses_are_those_calculated_by_hand(section: Section, drop_first: bool) -> None:
+    found = measured(section, Scaling(0.6), ThreadWorld(), drop_first=drop_first, dtype="float32")
+    clean, spliced, zero = (by_hand(section, factor, int(drop_first)) for factor in (1, 0.6, 0))
     assert found["loss_clean"] == pytest.approx(clean, rel=1e-5)
     assert found["loss_spliced"] == pytest.approx(spliced, rel=1e-5)
     assert found["loss_zero"] == pytest.approx(zero, rel=1e-5)
@@ -79,7 +82,7 @@ def test_losses_are_those_calculated_by_hand(section: Section, keep_first: bool)
 def test_identity_explains_all_and_zeros_nothing(
     section: Section, factor: float, explained: float
 ) -> None:
-    found = explained_loss(section, Scaling(factor), ThreadWorld(), dtype="float32")
+    found = measured(section, Scaling(factor), ThreadWorld(), dtype="float32")
     assert found["explained_loss"] == explained
 
 
@@ -92,9 +95,9 @@ def test_measuring_leaves_the_model_as_it_was(section: Section) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_any_number_of_ranks_gives_the_same(section: Section, ranks: int) -> None:
-    alone = explained_loss(section, Scaling(0.5), ThreadWorld(), dtype="float32")
+    alone = measured(section, Scaling(0.5), ThreadWorld(), dtype="float32")
     shared = on_every_rank(
-        ranks, lambda world: explained_loss(section, Scaling(0.5), world, dtype="float32")
+        ranks, lambda world: measured(section, Scaling(0.5), world, dtype="float32")
     )
     for found in shared:
         assert found == pytest.approx(alone, rel=1e-12)
@@ -102,6 +105,6 @@ def test_any_number_of_ranks_gives_the_same(section: Section, ranks: int) -> Non
 
 def test_bad_layer_and_too_little_text(section: Section) -> None:
     with pytest.raises(BadInput, match="4 layers"):
-        explained_loss(replace(section, layer=4), Scaling(1), ThreadWorld())
+        measured(replace(section, layer=4), Scaling(1), ThreadWorld())
     with pytest.raises(DataError, match="11 sequences of 8 tokens, and 12"):
-        explained_loss(replace(section, sequences=12), Scaling(1), ThreadWorld())
+        measured(replace(section, sequences=12), Scaling(1), ThreadWorld())

@@ -34,7 +34,15 @@ def find_extracted(folder: Path, *, verify: bool) -> Found:
             count=manifest.count,
         )
     facts: dict[str, object] = manifest.model_dump(
-        include={"model", "layer", "hook_point", "length", "drop_first", "separator_token"}
+        include={
+            "model",
+            "layer",
+            "hook_point",
+            "length",
+            "drop_first",
+            "outlier_ratio",
+            "separator_token",
+        }
     )
     return Found("drumline", blocks, facts)
 

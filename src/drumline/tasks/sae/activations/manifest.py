@@ -42,6 +42,9 @@ class Manifest(Section):
     count: int = Field(description="Rows in all shards.")
     length: int = Field(description="Tokens of a sequence.")
     drop_first: bool = Field(description="Whether position 0 of each sequence was left out.")
+    outlier_ratio: float | None = Field(
+        description="Positions were left out whose norm was above this many medians."
+    )
     separator_token: int | None = Field(description="The token put after each document.")
     text: tuple[str, ...] = Field(description="Where the text came from.")
     text_sha256: str = Field(description="Checksum of the text that was read.")
