@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -20,11 +21,14 @@ from drumline.cli.runs import STYLES
 from drumline.cli.sparkline import sparkline
 from drumline.cli.state import read_config, size_bytes, status, task_name
 from drumline.cli.summary import Event, Summary
-from drumline.cli.words import age, duration, number, plural, size, to_float
+from drumline.cli.words import age, duration, label, number, plural, size, to_float
 from drumline.run_directory import RunDirectory
 
 ROWS = 8
-"""Evaluations, checkpoints and lines of history shown; the newest, as --json has all."""
+"""Checkpoints and lines of history shown; the newest, as --json has all."""
+
+EVALUATIONS = 4
+"""Evaluations shown, side by side."""
 
 CURVES_LAST = ("lr", "grad_norm", "samples_per_s", "loss_scale")
 HISTORY = frozenset(
@@ -135,7 +139,9 @@ def _curves(summary: Summary, width: int) -> RenderableType | None:
     ]
     if not rows:
         return None
-    names = max(len(name) for name, _ in rows)
+    still = [(name, values) for name, values in rows if len(set(values)) == 1]
+    rows = [row for row in rows if row not in still]
+    names = max((len(label(name)) for name, _ in rows), default=0)
     room = max(10, min(80, width - names - 2 - 3 * 12))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("")
@@ -146,9 +152,16 @@ def _curves(summary: Summary, width: int) -> RenderableType | None:
     for name, values in rows:
         lowest = min((value for value in values if not math.isnan(value)), default=None)
         table.add_row(
-            name, number(values[0]), sparkline(values, room), number(values[-1]), number(lowest)
+            label(name),
+            number(values[0]),
+            sparkline(values, room),
+            number(values[-1]),
+            number(lowest),
         )
-    return table
+    if not still:
+        return table
+    constant = ", ".join(f"{label(name)} {number(values[0])}" for name, values in still)
+    return Group(table, Text(f"unchanged: {constant}", style="dim"))
 
 
 def _values(curve: dict[int, float]) -> list[float]:
@@ -163,18 +176,20 @@ def _steps(summary: Summary) -> str:
 def _evaluations(summary: Summary) -> RenderableType | None:
     if not summary.evaluations:
         return None
-    names = list(dict.fromkeys(name for event in summary.evaluations for name in _metrics(event)))
-    table = _table("step", *names)
-    for event in _newest(table, summary.evaluations):
-        found = _metrics(event)
-        table.add_row(_step(event), *(number(found.get(name)) for name in names))
+    shown = summary.evaluations[-EVALUATIONS:]
+    names = list(dict.fromkeys(name for event in shown for name in _metrics(event)))
+    left_out = len(summary.evaluations) - len(shown)
+    table = _table(f"+{left_out:,} earlier" if left_out else "step", *map(_step, shown))
+    table.columns[0].justify = "left"
+    for name in names:
+        table.add_row(label(name), *(number(_metrics(event).get(name)) for event in shown))
     return table
 
 
 def _checkpoints(summary: Summary) -> RenderableType | None:
     if not summary.checkpoints:
         return None
-    table = _table("step", "size", "took", "path")
+    table = _table("step", "size", "took", "name")
     table.columns[-1].justify = "left"
     for event in _newest(table, summary.checkpoints):
         stored, seconds = to_float(event.get("bytes")), to_float(event.get("seconds"))
@@ -182,7 +197,7 @@ def _checkpoints(summary: Summary) -> RenderableType | None:
             _step(event),
             "–" if stored is None else size(stored),
             "–" if seconds is None else duration(seconds),
-            Text(str(event.get("path", "")), style="dim"),
+            Text(Path(str(event.get("path", ""))).name, style="dim"),
         )
     return table
 
