@@ -30,6 +30,7 @@ def end(
 FINISH, RESTART, STOP = Action.FINISH, Action.RESTART, Action.STOP
 SMALLER, PATIENT = Action.RESTART_SMALLER, Action.RESTART_PATIENT
 OOM, TIMEOUT = failure("out_of_memory"), failure("timeout")
+LATE = failure("rank_failed", values={"missing": [0], "timed_out": True})
 LOST = failure("communication", rank=0)
 BUG = failure("exception")
 BAD = failure("bad_data", exit_code=2)
@@ -50,9 +51,17 @@ STOPPED = {"status": "stopped", "message": "stopped at step 3", "exit_code": 75}
         ("bad input, peers killed", end(KILLED, (BAD,), 9), STOP, "bad_data", 2),
         ("a rank killed", end(KILLED), RESTART, "killed", 1),
         ("killed, peers lost it", end(KILLED, (LOST,), 9), RESTART, "killed", 1),
+        (
+            "killed, a peer's error",
+            end(KILLED, (failure("exception", rank=0),)),
+            RESTART,
+            "killed",
+            1,
+        ),
         ("out of memory", end(EXITED, (OOM,)), SMALLER, "out_of_memory", 1),
         ("out of memory, peers first", end(EXITED, (LOST, OOM)), SMALLER, "out_of_memory", 1),
         ("timeout", end(EXITED, (TIMEOUT,)), PATIENT, "timeout", 1),
+        ("a rank late", end(EXITED, (LATE,)), PATIENT, "rank_failed", 1),
         ("contact lost", end(EXITED, (LOST,)), RESTART, "communication", 1),
         ("a rank missing", end(EXITED, (failure("rank_failed"),)), RESTART, "rank_failed", 1),
         ("an exception at once", end(EXITED, (BUG,)), STOP, "exception", 1),

@@ -20,7 +20,7 @@ from small_disk import fill, small_disk
 from torch import nn
 
 from drumline.config import CheckpointConfig
-from drumline.errors import CheckpointError
+from drumline.errors import BadInput, CheckpointError
 from drumline.training.checkpoint import COMMIT, STATE, WEIGHTS, Checkpoint, CheckpointStore
 
 FORKER = """
@@ -283,6 +283,22 @@ def test_nan_is_never_the_best_and_the_first_of_equals_is(tmp_path: Path) -> Non
     assert found is not None
     assert found.step == 2
     assert store_of(tmp_path).best() is None  # nobody asked for a best
+
+
+def test_a_user_chooses_the_best_the_last_or_a_step(tmp_path: Path) -> None:
+    store = store_of(tmp_path, keep_last=9, keep_best={"metric": "loss"})
+    with pytest.raises(BadInput, match="no checkpoint last"):
+        store.choose("last")
+    for step, loss in enumerate([0.5, 0.1, 0.9], start=1):
+        save(store, step, loss=loss)
+    assert [store.choose(which).step for which in ("best", "last", "1")] == [2, 3, 1]
+    assert store_of(tmp_path).choose("best").step == 3  # no metric was named
+    with pytest.raises(BadInput, match="no checkpoint 7") as raised:
+        store.choose("7")
+    assert "3, 2, 1" in raised.value.remedy
+    flip(tmp_path / "step-0000000001" / STATE)
+    with pytest.raises(CheckpointError, match="damaged"):
+        store.choose("1")
 
 
 def test_a_damaged_newer_one_does_not_push_out_the_one_just_written(tmp_path: Path) -> None:
