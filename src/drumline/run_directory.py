@@ -83,11 +83,7 @@ class RunDirectory:
         except OSError as error:
             with suppress(OSError):
                 probe.unlink()
-            raise RunDirectoryError(
-                f"The run directory {path} cannot be written: {error.strerror or error}.",
-                remedy="Choose another with run_dir=PATH, or free space and rights there.",
-                path=str(path),
-            ) from error
+            raise _unwritable(path, error) from error
         return run
 
     @classmethod
@@ -113,8 +109,15 @@ class RunDirectory:
         return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)[:3]}"
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Write config.yaml, whole or not at all."""
-        write_atomically(self.config_path, yaml.safe_dump(config, sort_keys=False))
+        """Write config.yaml, whole or not at all.
+
+        Raises:
+            RunDirectoryError: If it cannot be written.
+        """
+        try:
+            write_atomically(self.config_path, yaml.safe_dump(config, sort_keys=False))
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
 
     def write_json(self, path: Path, value: dict[str, Any]) -> None:
         """Write one of the JSON files, whole or not at all."""
@@ -153,6 +156,14 @@ def write_atomically(path: Path, text: str) -> None:
     except OSError:
         aside.unlink(missing_ok=True)
         raise
+
+
+def _unwritable(path: Path, error: OSError) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"The run directory {path} cannot be written: {error.strerror or error}.",
+        remedy="Choose another with run_dir=PATH, or free space and rights there.",
+        path=str(path),
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

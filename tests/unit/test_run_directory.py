@@ -17,7 +17,7 @@ from drumline.run_directory import RunDirectory, find_runs, write_atomically
 
 def test_create_makes_the_folders_and_leaves_no_probe(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "a" / "b")
-    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "logs"]
+    assert [path.name for path in run.path.iterdir()] == ["logs"]
     RunDirectory.create(run.path)  # again, for the next attempt
     assert run.rank_log(3) == run.path / "logs" / "rank-3.log"
 
@@ -45,6 +45,16 @@ def test_open_wants_a_config(tmp_path: Path) -> None:
     RunDirectory(tmp_path).write_config({"seed": 1})
     assert RunDirectory.open(tmp_path).path == tmp_path
     assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == {"seed": 1}
+
+
+def test_a_config_that_finds_no_room_is_refused_and_the_old_one_stays(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 64) as disk:
+        run = RunDirectory.create(disk / "run")
+        run.write_config({"seed": 1})
+        fill(disk)
+        with pytest.raises(RunDirectoryError, match="No space left"):
+            run.write_config({"name": "x" * 9000})
+        assert yaml.safe_load(run.config_path.read_text()) == {"seed": 1}
 
 
 def test_names_are_safe_for_a_file_system() -> None:

@@ -95,7 +95,7 @@ def test_neighbours_are_independent() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 7, 16])
 def test_every_sample_comes_to_every_position_equally_often(size: int) -> None:
-    epochs = 4000
+    epochs = 1500
     order = SampleOrder(size, seed=0)
     counts = Counter(
         (place, sample)

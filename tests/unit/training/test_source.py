@@ -47,6 +47,7 @@ def steps_of(
     weights: tuple[int, ...],
     global_batch: int,
     count: int,
+    *,
     cursor: Cursor | None = None,
     granularity: int = 1,
     workers: int = 0,
@@ -121,6 +122,7 @@ def test_wrap_goes_through_several_epochs_in_one_step() -> None:
     seed=st.integers(0, 9),
 )
 def test_any_ranks_see_what_one_rank_sees(
+    *,
     size: int,
     global_batch: int,
     weights: list[int],
@@ -156,6 +158,7 @@ def test_any_ranks_see_what_one_rank_sees(
     epoch_end=st.sampled_from(["short", "wrap", "drop"]),
 )
 def test_resuming_anywhere_on_other_ranks_goes_on_with_the_next_sample(
+    *,
     size: int,
     global_batch: int,
     before: list[int],
