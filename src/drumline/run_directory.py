@@ -104,9 +104,9 @@ class RunDirectory:
 
     @classmethod
     def new_name(cls, name: str) -> str:
-        """A folder name for a run: its name, the time, and three letters against collisions."""
+        """A folder name for a run: its name, the time, and six letters against collisions."""
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
-        return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)[:3]}"
+        return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write config.yaml, whole or not at all.

@@ -55,7 +55,7 @@ class ClusterEnvironment:
         env = os.environ if environ is None else environ
         if "RANK" in env and "WORLD_SIZE" in env:
             return cls._torchrun(env)
-        if "SLURM_PROCID" in env and _int(env, "SLURM_NTASKS", 1) > 1:
+        if "SLURM_PROCID" in env and _int(env, "SLURM_STEP_NUM_TASKS", 1) > 1:
             return cls._slurm(env)
         if "OMPI_COMM_WORLD_RANK" in env:
             return cls._mpirun(env)
@@ -80,15 +80,15 @@ class ClusterEnvironment:
 
     @classmethod
     def _slurm(cls, env: Mapping[str, str]) -> ClusterEnvironment:
-        rank, size = _place(env, "SLURM_PROCID", "SLURM_NTASKS")
+        rank, size = _place(env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
         port = DEFAULT_PORT + _int(env, "SLURM_JOB_ID", 0) % 10_000
-        per_node = re.match(r"\d+", env.get("SLURM_NTASKS_PER_NODE", env["SLURM_NTASKS"]))
+        per_node = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", ""))
         return cls(
             "slurm",
             rank,
             size,
             _int(env, "SLURM_LOCALID", 0),
-            int(per_node.group()) if per_node else 1,
+            int(per_node.group()) if per_node else size,
             env.get("MASTER_ADDR") or _first_host(env.get("SLURM_JOB_NODELIST", "127.0.0.1")),
             _int(env, "MASTER_PORT", port),
             _run_dir(env),
@@ -98,12 +98,18 @@ class ClusterEnvironment:
     @classmethod
     def _mpirun(cls, env: Mapping[str, str]) -> ClusterEnvironment:
         rank, size = _place(env, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+        local_size = _int(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1)
+        if local_size < size and "MASTER_ADDR" not in env:
+            raise BadInput(
+                f"mpirun spread {size} ranks over several machines, and MASTER_ADDR is not set.",
+                remedy="Add: mpirun -x MASTER_ADDR=<the first machine> ...",
+            )
         return cls(
             "mpirun",
             rank,
             size,
             _int(env, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
-            _int(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1),
+            local_size,
             env.get("MASTER_ADDR", "127.0.0.1"),
             _int(env, "MASTER_PORT", DEFAULT_PORT),
             _run_dir(env),

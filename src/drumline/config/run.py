@@ -143,11 +143,6 @@ class LoggingConfig(Section):
     )
 
 
-def _text(value: Any) -> Any:
-    """YAML reads `devices: 2` as a number."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
 def _task(value: Any) -> Any:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str | int):
         return value
@@ -188,7 +183,7 @@ class RunConfig(Section):
         100, description="non-finite steps in a row before the run stops"
     )
     data_workers: NonNegativeInt = Field(0, description="loader processes of each rank")
-    devices: Annotated[str, BeforeValidator(_text)] = Field(
+    devices: str = Field(
         "auto", description="auto, all, N, indices or UUIDs with commas, cpu or cpu:N"
     )
     distributed: DistributedConfig = Field(DistributedConfig(), description="how the run is spread")

@@ -143,6 +143,8 @@ def _device(env: ClusterEnvironment, asked: str) -> torch.device:
                 remedy="Check the driver and that torch is built for CUDA.",
             )
         return torch.device("cpu")
+    if env.is_alone:
+        return _one_of_the_visible(wanted)
     there = torch.cuda.device_count()
     if env.local_rank >= there:
         raise DeviceError(
@@ -153,3 +155,23 @@ def _device(env: ClusterEnvironment, asked: str) -> torch.device:
     device = torch.device("cuda", env.local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def _one_of_the_visible(asked: str) -> torch.device:
+    """The GPU of a process alone: the first that torch sees, or the one named by index or UUID."""
+    names = [name for name in asked.split(",") if name]
+    if len(names) > 1 or (asked.isdecimal() and asked != "1"):
+        raise DeviceError(
+            f"devices={asked} names several GPUs, and this is one process.",
+            remedy="Start it with: drumline run SCRIPT.py --gpus ...",
+        )
+    for index in range(torch.cuda.device_count()):
+        uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+        if asked in ("auto", "all", "1") or names[0] == str(index) or uuid.startswith(names[0]):
+            device = torch.device("cuda", index)
+            torch.cuda.set_device(device)
+            return device
+    raise DeviceError(
+        f"devices={asked} names a GPU that torch does not see.",
+        remedy=f"There are {torch.cuda.device_count()}; see: drumline check",
+    )

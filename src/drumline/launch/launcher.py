@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -135,7 +135,7 @@ class _Launch:
             result=result if result and result.get("attempt") == number else None,
             ranks=ranks,
             failures=[event for event in mine if event["kind"] == "rank_failed"],
-            steps=sum(event["kind"] == "step" for event in mine),
+            steps=sum(event["kind"] in ("first_step", "step") for event in mine),
             killed_by_us=self._stops > 1,
         )
 
@@ -154,6 +154,8 @@ class _Launch:
         uuids = [device.uuid for device in plan.devices if device.uuid]
         if plan.devices[0].kind == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
+        if plan.devices[0].kind == "rocm":
+            environment["HIP_VISIBLE_DEVICES"] = ",".join(str(d.index) for d in plan.devices)
         return environment
 
     def _adjust(self, action: Action) -> None:
@@ -193,7 +195,7 @@ class _Launch:
     def _outcome(self, decision: Decision, number: int) -> Outcome:
         attempts = number - self._first + 1
         result = self.run_dir.result() if decision.action is Action.FINISH else None
-        if result is None and (self.request.kind == "train" or decision.action is Action.STOP):
+        if result is None and decision.action is not Action.FINISH:
             result = {
                 "status": "failed",
                 "message": decision.message,
@@ -204,7 +206,10 @@ class _Launch:
                 **_how_far(self.run_dir),
             }
             self._events.emit("run_ended", **result)
-            self.run_dir.write_json(self.run_dir.result_path, {**result, "attempts": number + 1})
+            with suppress(OSError):  # a full disk must not hide why the run failed
+                self.run_dir.write_json(
+                    self.run_dir.result_path, {**result, "attempts": number + 1}
+                )
             self._watch()
         result = result or {}
         code = int(result.get("exit_code", decision.exit_code))
@@ -268,8 +273,3 @@ def _how_far(run: RunDirectory) -> dict[str, Any]:
     if not steps:
         return {"step": 0, "samples": 0}
     return {"step": steps[-1]["step"], "samples": steps[-1]["samples"]}
-
-
-def dump_payload(value: dict[str, Any]) -> str:
-    """A payload for a worker of kind "call"."""
-    return json.dumps(value, default=str)

@@ -12,6 +12,7 @@ from drumline.errors import EXIT_BAD_INPUT, EXIT_FAILED
 COMMUNICATION = "communication"
 OUT_OF_MEMORY = "out_of_memory"
 TIMEOUT = "timeout"
+_FROM_OUTSIDE = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGTERM")  # SIGABRT follows an error of a peer
 _SECONDARY = (COMMUNICATION, "rank_failed", TIMEOUT)
 
 
@@ -112,7 +113,8 @@ def _first_cause(end: AttemptEnd, can_halve: bool) -> Decision:
     primary = next((f for f in end.failures if f.get("code") not in _SECONDARY), None)
     alone = [rank for rank in end.ranks if rank.exit_code and not rank.ended_by_us]
     killed = next((rank for rank in alone if rank.exit_code < 0), None)
-    if primary is not None and (killed is None or primary.get("exit_code") == EXIT_BAD_INPUT):
+    by_chance = killed is not None and killed.signal_name in _FROM_OUTSIDE
+    if primary is not None and (not by_chance or primary.get("exit_code") == EXIT_BAD_INPUT):
         return _from_failure(primary, end.steps, can_halve)
     if killed is not None:
         return Decision(

@@ -32,7 +32,8 @@ def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float
     decay = steps - config.warmup_steps if config.decay_steps is None else config.decay_steps
     if config.name == "constant" or decay < 1:
         return 1.0
-    done = min(1.0, max(0.0, (step - (steps - decay)) / decay))
+    start = max(config.warmup_steps, steps - decay)
+    done = min(1.0, max(0.0, (step - start) / max(1, steps - start)))
     if config.name == "cosine":
         done = 0.5 * (1 - math.cos(math.pi * done))
     return 1 - (1 - config.final_fraction) * done

@@ -19,7 +19,7 @@ from drumline.training.checkpoint import CheckpointStore
 from drumline.training.optimizer import build_optimizer, learning_rate_factor, set_learning_rate
 from drumline.training.precision import Arithmetic, LossScaler
 from drumline.training.source import ShareOfStep, Source
-from drumline.training.state import Progress, RandomStates, Stateful, StateRegistry
+from drumline.training.state import OptimizerState, Progress, RandomStates, Stateful, StateRegistry
 from drumline.training.step import StandardStep, Step, StepParts
 from drumline.training.task import Setup, Task
 from drumline.training.watchers import (
@@ -85,7 +85,7 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
     state = StateRegistry()
     parts_of_state: dict[str, Stateful] = {
         "progress": progress,
-        "optimizer": optimizer,
+        "optimizer": OptimizerState(optimizer),
         "scaler": scaler,
         "source": source,
         "task": task,

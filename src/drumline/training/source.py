@@ -5,16 +5,19 @@ The cursor counts what all ranks together have taken, so it means the same on an
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader, default_collate
 
 from drumline.errors import BadInput
 from drumline.planning.shares import cut_shares
-from drumline.training.order import SampleOrder
+from drumline.training.order import SampleOrder, mix
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ class MapSource(Source):
         epoch_end: What becomes of a last batch that is not full: "short" uses it as it is, "wrap"
             fills it from the next epoch, "drop" leaves it out.
         collate: As in torch's DataLoader.
-        collated: Whether `__getitems__` returns a whole batch.
+        collated: Whether `__getitems__` returns a whole batch. Such a set draws nothing at random.
     """
 
     def __init__(
@@ -134,6 +137,7 @@ class MapSource(Source):
         self.dataset = dataset
         self.order = order
         self.epoch_end = epoch_end
+        self.collated = collated
         self.collate = collate or (_as_it_is if collated else default_collate)
         self.pin_memory = pin_memory
 
@@ -141,7 +145,7 @@ class MapSource(Source):
         """Batches of the rank from `cursor` on, without end."""
         loader = iter(
             DataLoader(
-                self.dataset,  # type: ignore[arg-type]
+                _ShareReader(self.dataset, seeded=not self.collated),  # type: ignore[arg-type]
                 batch_sampler=_RankSampler(self, share, cursor),
                 num_workers=share.workers,
                 collate_fn=self.collate,
@@ -232,7 +236,41 @@ class _RankSampler:
             counts = cut_shares(sum(map(len, spans)), share.weights, share.granularity)
             count = counts[share.rank]
             if count:
-                yield self.source.numbers(spans, sum(counts[: share.rank]), count)
+                first = sum(counts[: share.rank])
+                numbers = self.source.numbers(spans, first, count)
+                seed = mix(self.source.order.seed, spans[0].epoch, spans[0].start + first)
+                yield _Ask(numbers, seed)
+
+
+class _Ask(list[int]):
+    """The sample numbers of a share, and the seed for random transforms on them."""
+
+    def __init__(self, numbers: list[int], seed: int) -> None:
+        super().__init__(numbers)
+        self.seed = seed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_Ask, (list(self), self.seed))
+
+
+class _ShareReader:
+    """Reads a share at a time. Random transforms in the data set are seeded by where the share
+    begins, so they do not depend on loader processes or on what ran before.
+    """
+
+    def __init__(self, dataset: MapDataset, *, seeded: bool) -> None:
+        self.dataset, self.seeded = dataset, seeded
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, ask: _Ask) -> Any:
+        if self.seeded:
+            torch.manual_seed(ask.seed >> 1)
+            random.seed(ask.seed)
+            np.random.seed(ask.seed & 0xFFFFFFFF)
+        many = getattr(self.dataset, "__getitems__", None)
+        return many(list(ask)) if many else [self.dataset[number] for number in ask]
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -78,6 +78,29 @@ class Progress:
         self.cursor = Cursor(state["epoch"], state["offset"])
 
 
+class OptimizerState:
+    """An optimizer's moments. Its options (betas, weight decay, ...) are the config's, not those
+    of the run that was interrupted.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the optimizer gives it."""
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the moments back and keep the present options."""
+        options = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self._optimizer.param_groups
+        ]
+        self._optimizer.load_state_dict(state)
+        for group, mine in zip(self._optimizer.param_groups, options, strict=True):
+            group.update(mine)
+
+
 class RandomStates:
     """The random states of this process: torch's CPU and current CUDA device, numpy's, Python's.
 

@@ -106,12 +106,15 @@ class Trainer:
         """Step by step to the end; True if a signal stopped it before."""
         control, progress = session.world.control, session.progress
         batches = session.source.open(session.share, progress.cursor)
+        resumed_at = progress.step
         while progress.step < session.steps:
             ballot = control.call(stop=int(signals.requested))
             batch = next(batches)
             session.schedule()
             outcome = session.step.take(batch, progress.step)
             _advance(session, batch, outcome)
+            if progress.step == resumed_at + 1 and session.world.is_main:
+                session.events.emit("first_step", step=progress.step)
             for watcher in session.watchers:
                 watcher.after_step(session, batch, outcome)
             if ballot.result()["stop"] and progress.step < session.steps:
@@ -155,15 +158,12 @@ def _record(session: Session, result: Result) -> None:
     if session.world.is_main:
         facts: dict[str, Any] = {**asdict(result), "run_dir": str(result.run_dir)}
         session.events.emit("run_ended", **facts)
-        session.run.write_json(
-            session.run.result_path,
-            {
-                **facts,
-                "exit_code": result.exit_code,
-                "attempts": session.world.environment.attempt + 1,
-                "attempt": session.world.environment.attempt,
-            },
-        )
+        attempt = session.world.environment.attempt
+        end = {"exit_code": result.exit_code, "attempts": attempt + 1, "attempt": attempt}
+        try:
+            session.run.write_json(session.run.result_path, {**facts, **end})
+        except OSError as error:  # the training is done all the same
+            session.events.emit("warning", message=f"result.json could not be written: {error}")
 
 
 def _task(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -111,6 +112,7 @@ class EvaluationWatcher(Watcher):
     def __init__(self, every: int | None, at_end: bool) -> None:
         self.every, self._at_end = every, at_end
         self._last = -1
+        self._warned = False
 
     def after_step(self, session: Session, batch: StepBatch, outcome: StepOutcome) -> None:
         """Evaluate when it is time."""
@@ -132,8 +134,21 @@ class EvaluationWatcher(Watcher):
         session.model.train()
         session.metrics = metrics
         session.metrics_step = session.progress.step
-        if metrics and session.world.is_main:
-            session.events.emit("evaluation", step=session.progress.step, metrics=metrics)
+        if session.world.is_main:
+            if metrics:
+                session.events.emit("evaluation", step=session.progress.step, metrics=metrics)
+            self._check_best(session, metrics)
+
+    def _check_best(self, session: Session, metrics: Mapping[str, float]) -> None:
+        rule = session.config.checkpoint.keep_best
+        if rule is not None and rule.metric not in metrics and not self._warned:
+            self._warned = True
+            session.events.emit(
+                "warning",
+                code="no_such_metric",
+                message=f"checkpoint.keep_best.metric {rule.metric} is no metric of the "
+                f"evaluation; there are: {', '.join(metrics) or 'none'}.",
+            )
 
 
 class CheckpointWatcher(Watcher):

@@ -20,9 +20,9 @@ TORCHRUN = {
 }
 SLURM = {
     "SLURM_PROCID": "3",
-    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
     "SLURM_LOCALID": "1",
-    "SLURM_NTASKS_PER_NODE": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
     "SLURM_JOB_ID": "120034",
     "SLURM_JOB_NODELIST": "gpu[03-05,9],cpu1",
 }
@@ -87,7 +87,7 @@ def test_all_tasks_of_a_slurm_job_meet_at_one_place() -> None:
 
 
 def test_a_slurm_job_of_one_task_is_alone() -> None:
-    assert ClusterEnvironment.detect({**SLURM, "SLURM_NTASKS": "1"}).is_alone
+    assert ClusterEnvironment.detect({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}).is_alone
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_mpirun() -> None:
         (TORCHRUN, "RANK", ""),
         (TORCHRUN, "WORLD_SIZE", "4.0"),
         (TORCHRUN, "MASTER_PORT", "http"),
-        (SLURM, "SLURM_NTASKS", "4(x2)"),
+        (SLURM, "SLURM_STEP_NUM_TASKS", "4(x2)"),
         (SLURM, "SLURM_PROCID", "?"),
         (SLURM, "SLURM_JOB_ID", "abc"),
         (MPIRUN, "OMPI_COMM_WORLD_SIZE", "x"),
@@ -151,3 +151,18 @@ def test_by_default_the_variables_of_this_process_are_read(monkeypatch: pytest.M
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert ClusterEnvironment.detect().rank == 5
+
+
+def test_a_batch_script_outside_srun_is_alone() -> None:
+    inside_sbatch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
+    assert ClusterEnvironment.detect(inside_sbatch).is_alone
+
+
+def test_mpirun_over_machines_needs_an_address() -> None:
+    env = {
+        "OMPI_COMM_WORLD_RANK": "1",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    }
+    with pytest.raises(BadInput, match="MASTER_ADDR"):
+        ClusterEnvironment.detect(env)

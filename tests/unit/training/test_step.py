@@ -316,7 +316,9 @@ def loss(model, batch):
 torch.set_num_threads(1)
 data = torch.randn(64, 4, dtype=torch.float64)
 used = {}
-for name, micro_batch in (("small from the start", 16), ("halved", 64)):
+unlimited = resource.getrlimit(resource.RLIMIT_AS)
+for name in ("halved", "small from the start"):
+    micro_batch = 64 if name == "halved" else used["halved"][0]
     model = build()
     task = RecordingTask(model, data, loss)
     step = step_of(task, torch.optim.SGD(model.parameters(), lr=0.1), Path(sys.argv[2]),
@@ -324,14 +326,15 @@ for name, micro_batch in (("small from the start", 16), ("halved", 64)):
     if name == "halved":
         now = 1024 * int(next(line.split()[1] for line in open("/proc/self/status")
                               if line.startswith("VmSize")))
-        limit = now + 48 * 3 * 2**20  # a backward holds twice its samples: 16 fit, 32 do not
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        limit = now + 48 * 3 * 2**20  # a backward holds twice its samples: 32 do not fit
+        resource.setrlimit(resource.RLIMIT_AS, (limit, unlimited[1]))
     for index in range(2):
         assert step.take(batch_of(data, 64), index).taken
+    resource.setrlimit(resource.RLIMIT_AS, unlimited)
     used[name] = (step.micro_batch, [p.detach().clone() for p in model.parameters()], task.sizes)
 small, halved = used["small from the start"], used["halved"]
-assert halved[0] == 16, halved[0]
-assert halved[2][-8:] == [16] * 8, halved[2]
+assert halved[0] in (16, 8, 4), halved[0]  # how much malloc keeps decides where it ends
+assert halved[2][-2:] == [halved[0]] * 2, halved[2]
 assert all(torch.equal(a, b) for a, b in zip(small[1], halved[1], strict=True))
 print("equal")
 """
@@ -346,7 +349,9 @@ def test_memory_that_really_runs_out_halves_and_changes_no_bit(tmp_path: Path) -
     )
     assert done.stdout == "equal\n", done.stderr
     events = read_events(tmp_path / "events.jsonl")
-    assert [event["micro_batch"] for event in events if event["kind"] == "warning"] == [32, 16]
+    halvings = [event["micro_batch"] for event in events if event["kind"] == "warning"]
+    assert halvings == [32, 16, 8, 4][: len(halvings)]
+    assert len(halvings) >= 2
 
 
 def test_a_step_is_built_from_its_parts(tmp_path: Path) -> None:
