@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -132,3 +133,10 @@ def test_bad_input_without_an_event_keeps_its_exit_code() -> None:
     decision = decide(end(ranks), 3, can_halve=True)
     assert (decision.action, decision.exit_code) == (Action.STOP, 2)
     assert "rank 0" in decision.message
+
+
+def test_an_abort_after_an_error_is_not_taken_for_an_accident() -> None:
+    ranks = [RankEnd(0, 1), RankEnd(1, -signal.SIGABRT)]
+    decision = decide(end(ranks, (BUG,), steps=0), 3, can_halve=True)
+    assert decision.action is Action.STOP
+    assert decision.cause == BUG["code"]

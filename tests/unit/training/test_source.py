@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter
 from typing import Any
 
@@ -235,3 +236,29 @@ def test_a_source_without_a_state_has_an_empty_one() -> None:
     source = source_of(3)
     assert source.state_dict() == {}
     source.load_state_dict({})
+
+
+class Noisy:
+    """Samples with random augmentation, as many image data sets have."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([float(index), torch.rand(()).item(), random.random()])
+
+
+def noisy_steps(workers: int, cursor: Cursor, count: int) -> list[Tensor]:
+    source = MapSource(Noisy(), SampleOrder(20, 3))
+    batches = source.open(ShareOfStep(0, (1,), 5, workers=workers), cursor)
+    return [next(batches).data for _ in range(count)]
+
+
+def test_random_augmentation_depends_on_the_position_alone() -> None:
+    unbroken = noisy_steps(0, Cursor(), 6)
+    torch.manual_seed(99)
+    random.seed(99)
+    resumed = noisy_steps(2, Cursor(0, 10), 4)
+    assert torch.equal(torch.stack(unbroken[2:]), torch.stack(resumed))
+    drawn = torch.stack(unbroken)[..., 1:].flatten()
+    assert len(set(drawn.tolist())) == drawn.numel()

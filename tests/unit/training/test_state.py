@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from drumline.training import Cursor
-from drumline.training.state import Progress, RandomStates, StateRegistry
+from drumline.training.state import OptimizerState, Progress, RandomStates, StateRegistry
 
 
 class Part:
@@ -91,3 +91,16 @@ def test_each_rank_gets_its_own_and_a_new_rank_keeps_what_it_has() -> None:
     own = torch.get_rng_state()
     RandomStates(2, lambda own: [own]).load_state_dict(saved)
     assert torch.equal(torch.get_rng_state(), own)
+
+
+def test_a_resumed_optimizer_keeps_its_moments_and_takes_the_present_options() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    before = torch.optim.AdamW([weight], lr=0.1, betas=(0.5, 0.6), weight_decay=0.3)
+    weight.grad = torch.tensor([1.0, 2.0, 3.0])
+    before.step()
+    after = torch.optim.AdamW([weight], lr=0.2, betas=(0.9, 0.99), weight_decay=0.0)
+    OptimizerState(after).load_state_dict(OptimizerState(before).state_dict())
+    # Adam's first moment after one step is (1 - 0.5) times the gradient.
+    assert after.state[weight]["exp_avg"].tolist() == pytest.approx([0.5, 1.0, 1.5])
+    group = after.param_groups[0]
+    assert (group["lr"], group["betas"], group["weight_decay"]) == (0.2, (0.9, 0.99), 0.0)
