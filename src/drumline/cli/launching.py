@@ -8,7 +8,7 @@ as a `DrumlineError`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,7 +165,10 @@ def demo(out: Path, gpus: str, follower: Follower) -> Outcome:
     data = read_mapping(DEMO_CONFIG)
     data["task"]["activations"] = str(options.out)
     data |= {"runs_dir": str(out), "devices": gpus}
-    return train(parse_config(data, source="the demo"), follower)
+    trained = train(parse_config(data, source="the demo"), follower)
+    speed = trained.values.get("samples_per_s")
+    shown = {} if speed is None else {"activations_per_s": speed}
+    return replace(trained, metrics={**trained.metrics, **shown})
 
 
 def _take_part(config: RunConfig, follower: Follower) -> Outcome:
@@ -201,5 +204,6 @@ def _outcome(launched: Launched, run: RunDirectory) -> Outcome:
             "step": result.get("step"),
             "samples": result.get("samples"),
             "seconds": result.get("seconds"),
+            "samples_per_s": result.get("samples_per_s"),
         },
     )

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +20,10 @@ from torch.utils.data import DataLoader, default_collate
 from drumline.errors import BadInput
 from drumline.planning.shares import cut_shares
 from drumline.training.order import SampleOrder, mix
+
+T = TypeVar("T")
+READ_AHEAD = 2
+"""Steps read while the device works on earlier ones."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,10 @@ class MapSource(Source):
                 persistent_workers=False,
             )
         )
-        return self._batches(loader, share, cursor)
+        batches = self._batches(loader, share, cursor)
+        # Reading ahead in a thread is left to sets that draw nothing at random: the generators
+        # are this process's, and the step seeds them meanwhile.
+        return ahead(batches, READ_AHEAD) if self.collated and not share.workers else batches
 
     def _batches(
         self, loader: Iterator[Any], share: ShareOfStep, cursor: Cursor
@@ -220,6 +229,22 @@ class MapSource(Source):
                 f"{global_batch}.",
                 remedy="Use epoch_end=short or wrap, or a smaller global_batch.",
             )
+
+
+def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
+    """The same items, computed up to `depth` ahead in a thread. Errors come where they belong."""
+    with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as pool:
+        waiting = deque(pool.submit(next, items) for _ in range(depth))
+        try:
+            while True:
+                item = waiting.popleft().result()
+                waiting.append(pool.submit(next, items))
+                yield item
+        except StopIteration:
+            return
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 class _RankSampler:

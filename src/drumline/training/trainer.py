@@ -31,13 +31,18 @@ from drumline.training.where import agree_on_run_directory
 
 @dataclass
 class Result:
-    """How a fit ended. `status` is "done", or "stopped" when a signal asked for it."""
+    """How a fit ended. `status` is "done", or "stopped" when a signal asked for it.
+
+    `samples` counts from the start of the run; `seconds` and `samples_per_s` are of this process,
+    the latter over its steps only, evaluations and checkpoints between them included.
+    """
 
     status: str
     message: str
     step: int
     samples: int
     seconds: float
+    samples_per_s: float
     run_dir: Path
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -92,8 +97,10 @@ class Trainer:
                 opened(run)
             session = open_session(config, self.task, world, run)
             try:
+                before, began = session.progress.samples, time.perf_counter()
                 stopped = self._loop(session, signals)
-                return self._end(session, stopped)
+                speed = (session.progress.samples - before) / (time.perf_counter() - began)
+                return self._end(session, stopped, speed)
             except RuntimeError as error:
                 if not is_communication_failure(error):
                     raise
@@ -122,7 +129,7 @@ class Trainer:
                 return True
         return False
 
-    def _end(self, session: Session, stopped: bool) -> Result:
+    def _end(self, session: Session, stopped: bool, speed: float) -> Result:
         if stopped:
             session.checkpointing.save(session)
         else:
@@ -137,6 +144,7 @@ class Trainer:
             step=progress.step,
             samples=progress.samples,
             seconds=round(time.perf_counter() - session.began, 3),
+            samples_per_s=round(speed, 1),
             run_dir=session.run.path,
             metrics=session.metrics,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from drumline.errors import BadInput
 from drumline.training import Cursor, MapSource, SampleOrder, ShareOfStep, StepBatch
+from drumline.training.source import ahead
 
 
 class Numbers:
@@ -262,3 +264,20 @@ def test_random_augmentation_depends_on_the_position_alone() -> None:
     assert torch.equal(torch.stack(unbroken[2:]), torch.stack(resumed))
     drawn = torch.stack(unbroken)[..., 1:].flatten()
     assert len(set(drawn.tolist())) == drawn.numel()
+
+
+def test_reading_ahead_gives_the_same_items_and_errors_in_their_place() -> None:
+    def items() -> Iterator[int]:
+        yield from (1, 2, 3)
+        raise ValueError("after three")
+
+    got = ahead(items(), 2)
+    assert [next(got) for _ in range(3)] == [1, 2, 3]
+    with pytest.raises(ValueError, match="after three"):
+        next(got)
+    assert list(ahead(iter([5, 6]), 4)) == [5, 6]
+    read: list[int] = []
+    begun = ahead((read.append(item) or item for item in range(100)), 3)
+    assert next(begun) == 0
+    begun.close()
+    assert len(read) <= 5

@@ -72,7 +72,8 @@ class SAETask(Task):
         """All rows but the held-out ones, in the run's order."""
         order = SampleOrder(len(self.rows), self.seed)
         epoch_end = self.setup_info.config.epoch_end
-        return MapSource(self.rows, order, epoch_end=epoch_end, collated=True)
+        pin = self.world.device.type == "cuda"
+        return MapSource(self.rows, order, epoch_end=epoch_end, collated=True, pin_memory=pin)
 
     def initialise(self, model: nn.Module) -> None:
         """Scale, decoder bias and the targets' mean from the first samples of the order."""
