@@ -56,6 +56,7 @@ class ProgressView:
         self._clock = clock
         self._lock = threading.RLock()
         self._shown_at: dict[str, float] = {}
+        self._failures: set[tuple[Any, Any]] = set()
         self._spinner = Spinner("dots", style="cyan")
         self._live: Live | None = None
         if console.is_terminal and not quiet:
@@ -109,12 +110,18 @@ class ProgressView:
         if self._live is None and kind == "run_ended" and self.summary.latest:
             self._put(Text(self._status_line()))
         written = notice(event)
-        if written is not None and self._wanted(kind):
+        if written is not None and self._wanted(event):
             self._print(written, kind)
 
-    def _wanted(self, kind: str) -> bool:
+    def _wanted(self, event: Event) -> bool:
+        kind = str(event.get("kind"))
         if self._live and kind in TERMINAL_QUIET:
             return False
+        if kind == "rank_failed":  # ranks often fail of one cause, which is said once
+            failure = (event.get("attempt"), event.get("message"))
+            is_new = failure not in self._failures
+            self._failures.add(failure)
+            return is_new
         throttled = kind == "step_skipped" if self._live else kind in RARE
         return not throttled or self._due(kind)
 
