@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 app = new_app()
 
 DECIDES_RESULT = frozenset(
-    "task seed global_batch epoch_end precision clip_norm optimizer schedule".split()
+    ["task", "seed", "global_batch", "epoch_end", "precision", "clip_norm", "optimizer", "schedule"]
 )
 """Keys whose change makes another run; others say where, how long and how closely watched."""
 
