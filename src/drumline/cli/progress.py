@@ -34,6 +34,8 @@ METRICS_SHOWN = 4
 TERMINAL_QUIET = frozenset({"checkpoint", "phase"})  # the live part shows these
 RARE = frozenset({"step_skipped", "checkpoint", "evaluation"})  # one line each interval when plain
 
+OF_ALL_RANKS = frozenset({"rank_failed", "stop_requested"})  # often of one cause, said once
+
 
 class ProgressView:
     """Shows a run while it is fed the run's events. Use it as a context manager.
@@ -56,7 +58,7 @@ class ProgressView:
         self._clock = clock
         self._lock = threading.RLock()
         self._shown_at: dict[str, float] = {}
-        self._failures: set[tuple[Any, Any]] = set()
+        self._said: set[tuple[Any, ...]] = set()
         self._spinner = Spinner("dots", style="cyan")
         self._live: Live | None = None
         if console.is_terminal and not quiet:
@@ -117,10 +119,10 @@ class ProgressView:
         kind = str(event.get("kind"))
         if self._live and kind in TERMINAL_QUIET:
             return False
-        if kind == "rank_failed":  # ranks often fail of one cause, which is said once
-            failure = (event.get("attempt"), event.get("message"))
-            is_new = failure not in self._failures
-            self._failures.add(failure)
+        if kind in OF_ALL_RANKS:
+            said = (kind, event.get("attempt"), event.get("message") or event.get("signal"))
+            is_new = said not in self._said
+            self._said.add(said)
             return is_new
         throttled = kind == "step_skipped" if self._live else kind in RARE
         return not throttled or self._due(kind)
