@@ -36,6 +36,7 @@ class Outcome:
         metrics: Final metrics by name.
         plan: The plan as plain data, as in plan.json; for a dry run.
         values: Anything else a program may want to know.
+        reports: Whether this process tells the user; of several ranks only rank 0 does.
     """
 
     status: str
@@ -45,6 +46,7 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
     plan: dict[str, Any] | None = None
     values: dict[str, Any] = field(default_factory=dict)
+    reports: bool = True
 
     def as_dict(self) -> dict[str, Any]:
         """The outcome as plain data for `--json`."""
@@ -175,13 +177,20 @@ def _take_part(config: RunConfig, follower: Follower) -> Outcome:
     """Be one rank of a world that somebody else started; rank 0 shows it."""
     from drumline.training import Trainer
 
+    is_main = ClusterEnvironment.detect().rank == 0
+
     def opened(run: RunDirectory) -> None:
-        if ClusterEnvironment.detect().rank == 0:
+        if is_main:
             _follow(run, config, follower)
 
     result: Result = Trainer(config).fit(opened)
     return Outcome(
-        result.status, result.exit_code, result.message, result.run_dir, dict(result.metrics)
+        result.status,
+        result.exit_code,
+        result.message,
+        result.run_dir,
+        dict(result.metrics),
+        reports=is_main,
     )
 
 

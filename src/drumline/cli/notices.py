@@ -57,6 +57,8 @@ def _run_started(event: Event) -> Notice:
         parts.append(f"{compact(parameters)} parameters")
     if batch:
         parts.append(f"global batch {batch:,.0f}")
+    if isinstance(event.get("step"), int) and event["step"] > 0:
+        parts.append(f"goes on from step {_step(event)}")
     return Notice(Level.INFO, " · ".join(parts))
 
 
@@ -64,17 +66,15 @@ def _attempt_started(event: Event) -> Notice | None:
     resumed = event.get("resumed_from")
     if resumed is None and not event.get("attempt"):
         return None
-    place = "from the start"
-    if resumed is not None:
-        place = f"from step {resumed:,}" if isinstance(resumed, int) else f"from {resumed}"
     ranks = event.get("world_size")
     where = f" on {plural(ranks, 'rank')}" if isinstance(ranks, int) else ""
-    return Notice(Level.INFO, f"Attempt {event.get('attempt', 0)}{where} goes on {place}")
+    place = f" goes on from step {resumed:,}" if isinstance(resumed, int) else " starts"
+    return Notice(Level.INFO, f"Attempt {event.get('attempt', 0)}{where}{place}")
 
 
 def _attempt_ended(event: Event) -> Notice | None:
-    if event.get("cause") in (None, "done", "stopped"):
-        return None
+    if event.get("cause") in (None, "done", "stopped") or event.get("action") == "stop":
+        return None  # the end of the run says the same
     text = str(event.get("message") or event["cause"])
     action = event.get("action")
     followed = f"; {action}" if action and str(action) not in text else ""

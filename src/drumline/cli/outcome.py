@@ -45,9 +45,9 @@ def finish(
     Raises:
         typer.Exit: Always.
     """
-    if as_json:
+    if as_json and outcome.reports:
         print_json(outcome.as_dict())
-    else:
+    elif outcome.reports:
         _print(outcome, written, go_on)
     raise typer.Exit(outcome.exit_code)
 
@@ -68,10 +68,12 @@ def _print(outcome: Outcome, written: str, go_on: str) -> None:
         console.print()
         console.print(metrics_table(outcome.metrics))
         console.print()
-    lines = [] if outcome.path is None else [f"{written}: {outcome.path}"]
+    is_failed = outcome.status == "failed"
+    place = "Run directory" if is_failed else written
+    lines = [] if outcome.path is None else [f"{place}: {outcome.path}"]
     if outcome.status == "stopped":
         lines.append(go_on)
-    if outcome.status == "failed" and outcome.path is not None:
+    if is_failed and outcome.path is not None:
         lines.append(f"Logs of the ranks: {outcome.path / 'logs'}")
     for line in lines:
         console.print(Text(line), soft_wrap=True)

@@ -62,7 +62,7 @@ class Page:
         """Read all of it."""
         events, summary = run.events(), Summary()
         summary.feed(events)
-        history = [event for event in events if event.get("kind") in HISTORY]
+        history = [event for event in events if event.get("kind") in HISTORY or _is_resumed(event)]
         return cls(run, read_config(run), run.plan(), run.result(), summary, history, time.time())
 
     @property
@@ -101,7 +101,7 @@ def render_page(page: Page, width: int) -> RenderableType:
         ("Plan", render_plan(page.plan) if page.plan else None),
         ("Curves", _curves(page.summary, width)),
         ("Evaluations", _evaluations(page.summary)),
-        ("Checkpoints", _checkpoints(page.summary)),
+        ("Checkpoints", _checkpoints(page)),
         ("History", _history(page)),
         ("Verdict", _verdict(page)),
     ):
@@ -142,9 +142,9 @@ def _curves(summary: Summary, width: int) -> RenderableType | None:
     still = [(name, values) for name, values in rows if len(set(values)) == 1]
     rows = [row for row in rows if row not in still]
     names = max((len(label(name)) for name, _ in rows), default=0)
-    room = max(10, min(80, width - names - 2 - 3 * 12))
+    room = max(10, min(80, width - names - 6 - 3 * 12))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("")
+    table.add_column("", no_wrap=True, min_width=names)
     table.add_column("first", justify="right", no_wrap=True)
     table.add_column(_steps(summary), no_wrap=True, style="cyan")
     table.add_column("last", justify="right", style="bold", no_wrap=True)
@@ -186,20 +186,27 @@ def _evaluations(summary: Summary) -> RenderableType | None:
     return table
 
 
-def _checkpoints(summary: Summary) -> RenderableType | None:
-    if not summary.checkpoints:
+def _checkpoints(page: Page) -> RenderableType | None:
+    """The newest checkpoints, with where they are while they are kept."""
+    if not page.summary.checkpoints:
         return None
     table = _table("step", "size", "took", "name")
     table.columns[-1].justify = "left"
-    for event in _newest(table, summary.checkpoints):
+    for event in _newest(table, page.summary.checkpoints):
         stored, seconds = to_float(event.get("bytes")), to_float(event.get("seconds"))
         table.add_row(
             _step(event),
             "–" if stored is None else size(stored),
             "–" if seconds is None else duration(seconds),
-            Text(Path(str(event.get("path", ""))).name, style="dim"),
+            Text(_kept(page.run.path, str(event.get("path", ""))), style="dim"),
         )
     return table
+
+
+def _kept(run: Path, path: str) -> str:
+    """A checkpoint's name, and whether it was dropped for newer ones since."""
+    place = run / path  # an absolute path stays what it is
+    return place.name if place.exists() else f"{place.name} (dropped)"
 
 
 def _history(page: Page) -> RenderableType | None:
@@ -231,6 +238,11 @@ def _verdict(page: Page) -> RenderableType | None:
     if ended.get("status") == "stopped":
         parts.append(Text(f"Go on with: drumline train --resume {page.run.path}", style="dim"))
     return Group(*parts)
+
+
+def _is_resumed(event: Event) -> bool:
+    step = event.get("step")
+    return event.get("kind") == "run_started" and isinstance(step, int) and step > 0
 
 
 def _is_running(page: Page) -> bool:

@@ -37,17 +37,21 @@ def _ranks(plan: dict[str, Any]) -> list[RenderableType]:
     listed, shares = _list(plan.get("devices")), _list(plan.get("shares"))
     if not listed and not shares:
         return []
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("rank", justify="right")
-    table.add_column("device")
-    table.add_column("share", justify="right")
-    table.add_column("uuid", style="dim", overflow="fold")
+    rows = []
     for rank in range(max(len(listed), len(shares))):
         device = listed[rank] if rank < len(listed) else {}
         fields = device if isinstance(device, dict) else {"name": device}
         share = f"{shares[rank]:,}" if rank < len(shares) else ""
-        name = str(fields.get("name", "?"))
-        table.add_row(str(rank), Text(name), share, Text(str(fields.get("uuid", ""))))
+        rows.append((str(rank), str(fields.get("name", "?")), share, str(fields.get("uuid") or "")))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("rank", justify="right")
+    table.add_column("device")
+    table.add_column("share", justify="right")
+    width = 4 if any(uuid for *_, uuid in rows) else 3
+    if width == 4:
+        table.add_column("uuid", style="dim", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row[:width]))
     return [table]
 
 
@@ -66,4 +70,5 @@ def _reasons(plan: dict[str, Any]) -> list[RenderableType]:
 
 
 def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    """A plan has tuples before it was written, and lists after."""
+    return list(value) if isinstance(value, list | tuple) else []

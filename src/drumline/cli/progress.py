@@ -34,6 +34,8 @@ METRICS_SHOWN = 4
 TERMINAL_QUIET = frozenset({"checkpoint", "phase"})  # the live part shows these
 RARE = frozenset({"step_skipped", "checkpoint", "evaluation"})  # one line each interval when plain
 
+OF_ALL_RANKS = frozenset({"rank_failed", "stop_requested"})  # often of one cause, said once
+
 
 class ProgressView:
     """Shows a run while it is fed the run's events. Use it as a context manager.
@@ -56,6 +58,7 @@ class ProgressView:
         self._clock = clock
         self._lock = threading.RLock()
         self._shown_at: dict[str, float] = {}
+        self._said: set[tuple[Any, ...]] = set()
         self._spinner = Spinner("dots", style="cyan")
         self._live: Live | None = None
         if console.is_terminal and not quiet:
@@ -109,12 +112,18 @@ class ProgressView:
         if self._live is None and kind == "run_ended" and self.summary.latest:
             self._put(Text(self._status_line()))
         written = notice(event)
-        if written is not None and self._wanted(kind):
+        if written is not None and self._wanted(event):
             self._print(written, kind)
 
-    def _wanted(self, kind: str) -> bool:
+    def _wanted(self, event: Event) -> bool:
+        kind = str(event.get("kind"))
         if self._live and kind in TERMINAL_QUIET:
             return False
+        if kind in OF_ALL_RANKS:
+            said = (kind, event.get("attempt"), event.get("message") or event.get("signal"))
+            is_new = said not in self._said
+            self._said.add(said)
+            return is_new
         throttled = kind == "step_skipped" if self._live else kind in RARE
         return not throttled or self._due(kind)
 

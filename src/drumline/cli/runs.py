@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 app = new_app()
 
 STYLES = {"done": "green", "running": "cyan", "stopped": "yellow", "failed": "red"}
-WIDTH_FOR = {"task": 70, "size": 80, "started": 90}
-"""Columns that need a terminal at least this wide."""
+LESS_NEEDED = ("started", "size", "task")
+"""Columns that a narrow terminal goes without, the first first."""
 
 
 @app.command(no_args_is_help=False)
@@ -55,7 +55,7 @@ def _table(states: list[RunState], now: float, width: int) -> Table:
     from rich.text import Text
 
     rows = [_cells(state, now) for state in states]
-    left_out = {name for name, least in WIDTH_FOR.items() if width < least}
+    left_out = _left_out(rows, width)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in rows[0]:
         if name not in left_out:
@@ -72,6 +72,18 @@ def _table(states: list[RunState], now: float, width: int) -> Table:
         shown = {name: text for name, text in row.items() if name not in left_out}
         table.add_row(*(Text(text, style=styles.get(name, "")) for name, text in shown.items()))
     return table
+
+
+def _left_out(rows: list[dict[str, str]], width: int) -> set[str]:
+    """The columns without which the others fit."""
+    needed = {name: 2 + max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    left_out: set[str] = set()
+    for name in LESS_NEEDED:
+        if sum(needed.values()) <= width:
+            break
+        del needed[name]
+        left_out.add(name)
+    return left_out
 
 
 def _cells(state: RunState, now: float) -> dict[str, str]:

@@ -91,12 +91,15 @@ class Summary:
         return max(0.0, (total - done) / rate)
 
     def _run_started(self, event: Event) -> None:
+        """Rank 0 of each attempt says where it begins: later steps, if any, were undone."""
         self.start, self.end = event, {}
+        if isinstance(event.get("step"), int):
+            self._go_back_to(event["step"])
 
     def _attempt_started(self, event: Event) -> None:
         resumed = event.get("resumed_from")
-        if self.attempts and (resumed is None or isinstance(resumed, int)):
-            self._go_back_to(resumed or 0)
+        if self.attempts and isinstance(resumed, int):
+            self._go_back_to(resumed)
         self.attempts.append(event)
         self.activity, self.end = {}, {}
         self._recent.clear()

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 app = new_app()
 
+DECIDES_RESULT = frozenset(
+    ["task", "seed", "global_batch", "epoch_end", "precision", "clip_norm", "optimizer", "schedule"]
+)
+"""Keys whose change makes another run; others say where, how long and how closely watched."""
+
 EPILOG = """[bold]Examples[/]
 
 drumline train sae.yaml --gpus 0,2 optimizer.lr=3e-4 steps=2000
@@ -93,6 +98,8 @@ def train(
     config, given = _split(config, overrides or [], resumes=resume is not None)
     resumed = _resumed(resume)
     checked = _read(config, given, resumed, {"devices": gpus, "run_dir": run_dir})
+    if resumed is None and checked.run_dir is not None:
+        _refuse_another_run(checked, checked.run_dir)
     from drumline.trackers import require_trackers
 
     require_trackers(checked.logging.trackers)
@@ -127,6 +134,23 @@ def _resumed(resume: str | None) -> Path | None:
     from drumline.cli.find import find_run
 
     return find_run(resume).path
+
+
+def _refuse_another_run(config: RunConfig, run_dir: Path) -> None:
+    """The same command goes on with its run; another config must not overwrite one by mistake."""
+    from drumline.cli.state import read_config
+    from drumline.run_directory import RunDirectory
+
+    there, given = read_config(RunDirectory(run_dir)), config.model_dump(mode="json")
+    differing = [key for key in sorted(DECIDES_RESULT) if key in there and there[key] != given[key]]
+    if differing:
+        raise BadInput(
+            f"{run_dir} holds another run: its {', '.join(differing)} differ from this config's.",
+            remedy="Give another run_dir, or go on with that run all the same: drumline train "
+            f"CONFIG --resume {run_dir}",
+            run_dir=str(run_dir),
+            differing=differing,
+        )
 
 
 def _read(

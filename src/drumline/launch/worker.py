@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.config import ClusterEnvironment
-from drumline.errors import EXIT_FAILED, DrumlineError
+from drumline.errors import EXIT_FAILED, BadInput, DrumlineError
 from drumline.events import EventLog
 from drumline.launch.lifeline import die_with_parent
 from drumline.launch.policy import COMMUNICATION, OUT_OF_MEMORY, TIMEOUT
@@ -37,8 +37,9 @@ def main(arguments: list[str]) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException as error:
-        traceback.print_exc()
-        sys.stderr.flush()
+        if not isinstance(error, BadInput):  # whose message says all that a user needs
+            traceback.print_exc()
+            sys.stderr.flush()
         events.emit("rank_failed", **describe(error))
         return error.exit_code if isinstance(error, DrumlineError) else EXIT_FAILED
     return 0

@@ -1,0 +1,65 @@
+"""Every example does what its first lines say."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from real_commands import ROOT, drumline, python
+from safetensors.numpy import load_file
+
+EXAMPLES = ROOT / "examples"
+WORST_ERROR = re.compile(r"worst error ([0-9.e-]+)")
+
+
+def worst_errors(output: str) -> list[float]:
+    return [float(value) for value in WORST_ERROR.findall(output)]
+
+
+def test_own_model_gives_one_result_however_it_is_started(tmp_path: Path) -> None:
+    script = EXAMPLES / "own_model.py"
+    (alone,) = worst_errors(python(tmp_path, script))
+    drumline(tmp_path, "run", script, "--gpus", "cpu:2")
+    (run,) = tmp_path.glob("runs/own_model-*")
+    launched = json.loads((run / "result.json").read_text())["metrics"]["worst_error"]
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")
+    under_torchrun = worst_errors(python(tmp_path, *torchrun, script))
+    assert len(under_torchrun) == 3
+    assert alone < 0.1  # a network that learned nothing is off by 1
+    for other in (launched, *under_torchrun):
+        assert other == pytest.approx(alone, rel=1e-3)  # fp32 sums in another order
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("examples")
+    python(folder, EXAMPLES / "make_small_activations.py")
+    return folder
+
+
+@pytest.mark.parametrize(("name", "least"), [("sae_small", 230), ("transcoder", 200)])
+def test_small_configs_find_the_true_features(name: str, least: int, small: Path) -> None:
+    config = EXAMPLES / f"{name}.yaml"
+    drumline(small, "train", config, f"run_dir=runs/{name}", "--gpus", "cpu:2")
+    told = python(small, EXAMPLES / "make_small_activations.py", "--compare", Path("runs") / name)
+    counted = re.search(r"found (\d+) of 256 features; mean max cosine ([0-9.]+)", told)
+    assert counted is not None
+    (checkpoint,) = (small / "runs" / name / "checkpoints").glob("step-*710")
+    rows = load_file(checkpoint / "model.safetensors")["W_dec"].astype(np.float64)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    truth = np.load(small / "small/truth.npz")["targets" if name == "transcoder" else "activations"]
+    nearest = np.array([max(float(row @ feature) for row in rows) for feature in truth])
+    assert int(counted[1]) == int((nearest > 0.9).sum()) >= least
+    assert float(counted[2]) == pytest.approx(nearest.mean(), abs=6e-4)
+
+
+def test_the_large_config_plans_on_any_machine(small: Path) -> None:
+    change = "task.activations=small/activations.npy"
+    for ranks in (1, 8):
+        told = drumline(
+            small, "train", EXAMPLES / "sae_smollm2.yaml", change, "--dry-run", "--json",
+            "--gpus", f"cpu:{ranks}",
+        )  # fmt: skip
+        plan = json.loads(told)["plan"]
+        assert plan["shares"] == [4096 // ranks] * ranks
