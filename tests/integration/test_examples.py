@@ -31,6 +31,27 @@ def test_own_model_gives_one_result_however_it_is_started(tmp_path: Path) -> Non
         assert other == pytest.approx(alone, rel=1e-3)  # fp32 sums in another order
 
 
+def test_the_task_of_the_handbook_learns(tmp_path: Path) -> None:
+    page = (ROOT / "docs/training.md").read_text()
+    code = re.search(r"```python\n# squares.py\n(.*?)```", page, re.DOTALL)
+    assert code is not None
+    (tmp_path / "squares.py").write_text(code[1])
+    config = {
+        "epochs": 20,
+        "global_batch": 64,
+        "devices": "cpu:2",
+        "run_dir": "run",
+        "task": {"name": "squares:SquaresConfig", "hidden": 64},
+        "optimizer": {"lr": 0.01},
+    }
+    (tmp_path / "squares.json").write_text(json.dumps(config))
+    drumline(tmp_path, "train", "squares.json")
+    lines = (tmp_path / "run/events.jsonl").read_text().splitlines()
+    steps = [event for event in map(json.loads, lines) if event["kind"] == "step"]
+    assert steps[-1]["loss"] < 1e-3  # the variance of x^2 over [-1, 1] is 0.089
+    assert 0 < steps[-1]["metrics"]["absolute_error"] < 0.03
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("examples")

@@ -135,6 +135,8 @@ def _problem(model: type[BaseModel], data: dict[str, Any], error: dict[str, Any]
         return ConfigProblem(key, None, "is missing", "Give it in the file or as an override.")
     what = error["msg"].removeprefix("Value error, ")
     what = what[0].lower() + what[1:]
+    if kind in ("enum", "literal_error"):
+        what = "no such value"  # those there are come as the remedy
     return ConfigProblem(key, value, what, _remedy(kind, error.get("ctx", {})))
 
 

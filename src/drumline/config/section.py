@@ -90,7 +90,10 @@ def _import(path: str) -> Any:
         return import_object(path)
     except (ImportError, AttributeError, ValueError) as error:
         problem = ConfigProblem(
-            "task.name", path, f"cannot be imported ({error})", "Give it as module:Class."
+            "task.name",
+            path,
+            f"cannot be imported ({error})",
+            "Give it as module:Class, from an installed package or a folder on PYTHONPATH.",
         )
         raise ConfigError("The config", [problem]) from error
 

@@ -51,6 +51,10 @@ def choose_devices(
     if asked == "all":
         return _exactly(there, free, len(there)), ["devices: all GPUs as asked"]
     if re.fullmatch(r"\d+", asked):
+        if int(asked) == 0:
+            raise DeviceError(
+                "0 devices were asked for.", remedy="For the device with index 0 write devices=0, ."
+            )
         return _exactly(there, free, int(asked)), [f"devices: {asked} free GPUs"]
     chosen = resolve_devices(asked.removesuffix(","), machine)  # "0," is the device with index 0
     taken = [device for device in chosen if device.uuid in occupied]
@@ -86,10 +90,6 @@ def _exactly(usable: Sequence[Device], free: list[Device], count: int) -> list[P
         raise DeviceError(
             f"{count or 'All'} GPUs were asked for, and this machine has none.",
             remedy=f"Use devices=cpu:{max(count, 1)} for CPU processes over gloo.",
-        )
-    if count < 1:
-        raise DeviceError(
-            "0 devices were asked for.", remedy="For the device with index 0 write devices=0, ."
         )
     if count > len(free):
         held = there - len(free)

@@ -116,3 +116,21 @@ def test_the_same_config_on_other_devices_is_the_same_run(
     made_run("mine").run.write_config(load_config(Path(config)).model_dump(mode="json"))
     changes = ["devices=cpu:3", "steps=9", "micro_batch=1"]
     assert run(["train", config, "run_dir=runs/mine", *changes, "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--gpus", "0"], "0 devices were asked for."),
+        (["precision=fp8"], "precision = 'fp8': no such value. Use one of: 'fp64', 'fp32'"),
+        (["task.name=squares:Config"], "from an installed package or a folder on PYTHONPATH"),
+    ],
+)
+def test_a_wrong_value_is_answered_once_and_with_a_way_out(
+    words: list[str], said: str, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if words[0] == "--gpus":
+        Path(config).write_text(CONFIG.replace("devices: cpu:2", ""))
+    assert run(["train", config, "--dry-run", *words]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert error.count(said) == 1
