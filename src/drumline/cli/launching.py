@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drumline.config import ClusterEnvironment, RunConfig
-from drumline.errors import EXIT_DONE, BadInput
+from drumline.errors import EXIT_DONE, BadInput, CheckpointError
 from drumline.run_directory import RunDirectory
 from drumline.trackers import open_tracker
 
@@ -81,8 +81,12 @@ class ExportRequest:
     checkpoint: str
 
 
-def train(config: RunConfig, follower: Follower, *, dry_run: bool = False) -> Outcome:
+def train(
+    config: RunConfig, follower: Follower, *, dry_run: bool = False, resume: bool = False
+) -> Outcome:
     """Plan and run a training over all its attempts; with `dry_run` plan only.
+
+    With `resume`, a run whose checkpoints are all damaged is refused, not begun again.
 
     In a rank that torchrun, Slurm or mpirun has started, take part in that world instead.
     """
@@ -90,6 +94,8 @@ def train(config: RunConfig, follower: Follower, *, dry_run: bool = False) -> Ou
 
     if not ClusterEnvironment.detect().is_alone and not dry_run:
         return _take_part(config, follower)
+    if resume and config.run_dir is not None:
+        _check_resumable(config.run_dir)
     made = plan_here(config)
     if dry_run:
         return Outcome("planned", plan=made.as_dict())
@@ -171,6 +177,21 @@ def demo(out: Path, gpus: str, follower: Follower) -> Outcome:
     speed = trained.values.get("samples_per_s")
     shown = {} if speed is None else {"activations_per_s": speed}
     return replace(trained, metrics={**trained.metrics, **shown})
+
+
+def _check_resumable(run: Path) -> None:
+    from drumline.training.checkpoint import CheckpointStore
+
+    refused = []
+    for _, checkpoint, reason in CheckpointStore(RunDirectory(run).checkpoints_path).examine():
+        if checkpoint is not None:
+            return
+        refused.append(reason)
+    if refused:
+        raise CheckpointError(
+            f"No checkpoint of {run} is whole: {'; '.join(refused)}",
+            remedy="Move its checkpoints folder away to begin again at step 0.",
+        )
 
 
 def _take_part(config: RunConfig, follower: Follower) -> Outcome:

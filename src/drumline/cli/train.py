@@ -104,7 +104,10 @@ def train(
 
     require_trackers(checked.logging.trackers)
     outcome = followed(
-        lambda follower: launching.train(checked, follower, dry_run=dry_run), as_json=as_json
+        lambda follower: launching.train(
+            checked, follower, dry_run=dry_run, resume=resumed is not None
+        ),
+        as_json=as_json,
     )
     if outcome.status == "planned" and not as_json and outcome.plan is not None:
         from drumline.cli.output import results

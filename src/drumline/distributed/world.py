@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import (
 )
 
 from drumline.config import ClusterEnvironment, DistributedConfig, Mode, RunConfig
+from drumline.config.environment import visible_devices_setting
 from drumline.distributed.control import ControlPlane, LocalControl, StoreControl
 from drumline.distributed.strategy import Strategy, build_strategy
 from drumline.errors import DeviceError
@@ -146,6 +147,10 @@ def _device(env: ClusterEnvironment, asked: str) -> torch.device:
     if env.is_alone:
         return _one_of_the_visible(wanted)
     there = torch.cuda.device_count()
+    if there == 1 and visible_devices_setting()[0] is not None and env.kind != "drumline":
+        device = torch.device("cuda", 0)  # whoever started us gave each rank its own GPU
+        torch.cuda.set_device(device)
+        return device
     if env.local_rank >= there:
         raise DeviceError(
             f"{env.local_world_size} ranks were started on this machine, which has {there} GPUs.",
