@@ -18,7 +18,9 @@ class Trained:
         self.dry_run = False
         self.outcome = launching.Outcome("done", path=Path("runs/tiny"))
 
-    def __call__(self, config: RunConfig, follower: object, *, dry_run: bool) -> launching.Outcome:
+    def __call__(
+        self, config: RunConfig, follower: object, *, dry_run: bool, resume: bool
+    ) -> launching.Outcome:
         self.config, self.dry_run = config, dry_run
         return self.outcome
 
