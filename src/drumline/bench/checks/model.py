@@ -1,0 +1,63 @@
+"""Whether a training's model fits its devices: the one place that asks the memory estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from drumline.bench.checks.check import CheckContext, device_names
+from drumline.bench.checks.finding import Finding, failed, passed, skipped
+from drumline.config import RunConfig
+from drumline.planning.availability import gib, memory_to_give
+
+_MODULE = "drumline.planning.memory"
+NAME = "model fits"
+
+
+def needed_memory_bytes(config: RunConfig, context: CheckContext) -> int | None:
+    """What the training needs on each device; None where no estimate is there.
+
+    This is the seam to `planning.memory`.
+    """
+    del context
+    if find_spec(_MODULE) is None:
+        return None
+    estimate: Callable[[RunConfig], Any] = import_module(_MODULE).estimate_memory_requirement
+    found = estimate(config)
+    return int(getattr(found, "total_bytes", found))
+
+
+def model_fits(
+    context: CheckContext,
+    needed: Callable[[RunConfig, CheckContext], int | None] = needed_memory_bytes,
+) -> Sequence[Finding]:
+    """The need beside what each device has free."""
+    if context.config is None:
+        return []
+    bytes_needed = needed(context.config, context)
+    if bytes_needed is None:
+        return [skipped(NAME, "no memory estimate is built in")]
+    if context.on_cpu:
+        there: list[int | None] = [context.machine.host.memory_available_bytes]
+        names, bytes_needed = ["host"], bytes_needed * len(context.devices)
+    else:
+        by_uuid = {device.uuid: device for device in context.machine.usable}
+        units = [by_uuid.get(device.uuid or "") for device in context.devices]
+        there = [None if unit is None else memory_to_give(unit) for unit in units]
+        names = device_names(context)
+    value = {"needed_bytes": bytes_needed, "free_bytes": dict(zip(names, there, strict=True))}
+    short = [
+        f"{name} has {gib(free)}, short by {gib(bytes_needed - free)}"
+        for name, free in zip(names, there, strict=True)
+        if free is not None and free < bytes_needed
+    ]
+    text = f"{context.config.name} needs {gib(bytes_needed)}"
+    if short:
+        remedy = "Lower micro_batch, or choose devices with more memory."
+        return [failed(NAME, f"{text}; {'; '.join(short)}", remedy, value)]
+    least = min((free for free in there if free is not None), default=None)
+    shown = "free memory is not reported" if least is None else f"{gib(least)} are free"
+    return [passed(NAME, f"{text} on each, {shown}" if not context.on_cpu else f"{text}, {shown}",
+                   value)]  # fmt: skip
