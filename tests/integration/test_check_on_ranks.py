@@ -67,4 +67,5 @@ def test_wrong_sums_crashes_kills_and_hangs_are_findings_and_the_rest_goes_on(
     # 1 + 7 in place of 1 + 2: every one of 2**20 elements is wrong, on both ranks.
     assert "1,048,576 elements on CPU process 0, 1,048,576 elements on CPU process 1" in wrong.text
     assert "did not finish within 2 s (the second barrier)" in hang.text
+    assert any("hang_together" in line for line in hang.value["logs"][0])
     assert known.value == [[0, 2, 3], [1, 2, 3]]

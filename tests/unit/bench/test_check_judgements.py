@@ -64,7 +64,12 @@ def test_a_machine_without_gpus_is_told_plainly() -> None:
     [
         (CUDA_13, "pass", "CUDA 13.0"),
         (replace(CUDA_13, cuda=None), "fail", "without CUDA"),
-        (replace(CUDA_13, cuda="14.1"), "fail", "newer than driver 580.65 (CUDA 13.0)"),
+        (
+            replace(CUDA_13, cuda="14.1", available=False),
+            "fail",
+            "newer than driver 580.65 (CUDA 13.0)",
+        ),
+        (replace(CUDA_13, cuda="14.1"), "pass", "forward compatibility"),
         (replace(CUDA_13, available=False, problem="Error 803"), "fail", "Error 803"),
     ],
 )

@@ -144,3 +144,10 @@ def device_names(context: CheckContext) -> list[str]:
         f"CPU process {rank}" if device.kind == "cpu" else f"GPU {device.index}"
         for rank, device in enumerate(context.devices)
     ]
+
+
+def ranks_in_words(context: CheckContext, count: int) -> str:
+    """How many ranks there are, by what they run on: "2 GPUs", "1 CPU process"."""
+    if context.on_cpu:
+        return f"{count} CPU process{'' if count == 1 else 'es'}"
+    return f"{count} GPU{'' if count == 1 else 's'}"

@@ -21,7 +21,7 @@ few percent."""
 OF_PCIE = 0.5
 """Below this part of the PCIe link's nominal bandwidth something is wrong with it."""
 
-_CPU_DTYPES = ("fp32",)
+_CPU_DTYPES, _QUICK_DTYPES = ("fp32",), ("fp32", "bf16")
 _SLOW_REMEDY = (
     "Look for heat, a power cap or other processes on it; leave it out, or give it a smaller share."
 )
@@ -31,7 +31,8 @@ def measure_matmul(seat: Seat) -> dict[str, Any]:
     """TFLOP/s by dtype; an error message where one is not supported."""
     from drumline.bench.measure import matmul_tflops
 
-    dtypes = _CPU_DTYPES if seat.device.type == "cpu" else tuple(DTYPES)
+    on_cpu = seat.device.type == "cpu"
+    dtypes = _CPU_DTYPES if on_cpu else _QUICK_DTYPES if seat.quick else tuple(DTYPES)
     return {dtype: _or_error(partial(matmul_tflops, seat.device, dtype)) for dtype in dtypes}
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from drumline.bench.checks.check import CheckContext
+from drumline.bench.checks.check import CheckContext, ranks_in_words
 from drumline.bench.checks.finding import Finding, failed, passed, warned
 from drumline.config.environment import DEFAULT_PORT
 from drumline.planning.availability import gib
@@ -127,8 +127,8 @@ def cpus(context: CheckContext) -> Sequence[Finding]:
     usable, ranks, name = context.machine.host.cpu_usable, len(context.devices), "CPUs"
     if usable is None:
         return [passed(name, "the number of usable CPUs is not reported")]
-    what = "CPU processes" if context.on_cpu else "GPUs"
-    text, value = f"{usable} CPUs for {ranks} {what}", {"usable": usable, "ranks": ranks}
+    text = f"{usable} CPUs for {ranks_in_words(context, ranks)}"
+    value = {"usable": usable, "ranks": ranks}
     wanted = ranks if context.on_cpu else 2 * ranks
     if usable < wanted:
         remedy = f"Give this process {wanted} CPUs, or train on fewer devices."

@@ -45,6 +45,8 @@ def check_joined(
     perform(steps, records, environment, quick=context.quick, at_end=at_end)
     if environment.rank != 0:
         return []
+    if not heard:
+        return [*looked, *left_out]
     context = replace(context, devices=tuple(one["device"] for one in heard))
     findings = [_of_node(found, one["host"], nodes) for one in heard for found in one["looked"]]
     for check in to_measure:

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from drumline.bench.checks.check import CheckContext, Seat, device_names
+from drumline.bench.checks.check import CheckContext, Seat, device_names, ranks_in_words
 from drumline.bench.checks.finding import Finding, failed, passed, warned
 from drumline.hardware import Link
 from drumline.planning.tightness import link_in_words
@@ -24,7 +24,7 @@ _NCCL_REMEDY = (
     "Run with NCCL_DEBUG=INFO to see the path taken; try NCCL_P2P_DISABLE=1 to tell whether "
     "peer-to-peer is at fault (BIOS: ACS, IOMMU)."
 )
-_GLOO_REMEDY = "See the ranks' log; set GLOO_SOCKET_IFNAME to an interface that works."
+_GLOO_REMEDY = "Set GLOO_SOCKET_IFNAME to an interface that works between the ranks."
 
 
 def measure_start(seat: Seat) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def judge_start(context: CheckContext, measured: Sequence[dict[str, Any]]) -> Se
     """The ranks formed a process group."""
     first = measured[0]
     version = f" {first['nccl']}" if first["nccl"] else ""
-    text = f"{_ranks(context, len(measured))} met over {first['backend']}{version}"
+    text = f"{ranks_in_words(context, len(measured))} met over {first['backend']}{version}"
     return [passed("process group", text, first)]
 
 
@@ -194,12 +194,6 @@ def _names_interface(value: str, there: Sequence[str]) -> bool:
     return any(
         name == entry if whole else name.startswith(entry) for entry in entries for name in there
     )
-
-
-def _ranks(context: CheckContext, count: int) -> str:
-    what = "CPU process" if context.on_cpu else "GPU"
-    many = what if count == 1 else f"{what}{'es' if context.on_cpu else 's'}"
-    return f"{count} {many}"
 
 
 def _link(context: CheckContext, a: int, b: int) -> Link | None:

@@ -90,14 +90,16 @@ def _versions(context: CheckContext) -> Finding:
     if built is None:
         text = f"torch {torch.version} is built without {word}, and {driver} is there"
         return failed(name, text, _INSTALL, value)
-    if family == "cuda" and _major(built) > _major(host.cuda_driver_version, default=10**6):
+    newer = family == "cuda" and _major(built) > _major(host.cuda_driver_version, default=10**6)
+    if newer and not torch.available:
         text = f"torch {torch.version} is built for CUDA {built}, newer than {driver}"
         return failed(name, text, f"Update the driver, or: {_INSTALL}", value)
     if not torch.available:
         because = f": {torch.problem}" if torch.problem else ""
         text = f"torch {torch.version} for {word} {built} does not reach the GPUs of {driver}"
         return failed(name, text + because, f"Restart after a driver update, or: {_INSTALL}", value)
-    return passed(name, f"torch {torch.version} for {word} {built}, {driver}", value)
+    compatible = ", by CUDA's forward compatibility" if newer else ""
+    return passed(name, f"torch {torch.version} for {word} {built}, {driver}{compatible}", value)
 
 
 def _architecture(capability: tuple[int, int], torch: TorchFacts) -> Finding:

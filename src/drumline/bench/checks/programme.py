@@ -24,6 +24,9 @@ from drumline.config.section import import_object
 PATIENCE_S = 30.0
 """Collectives wait this much longer than the longest measurement, which ends the rank before."""
 
+TEARDOWN_S = 20.0
+"""Leaving the process group may hang when a peer is gone; the rank then ends itself."""
+
 _STDERR = 2  # the file descriptor: Python's own object may be replaced
 
 
@@ -92,24 +95,27 @@ def perform(
         environment: Who this rank is.
         quick: Passed on to measurements.
         scratch: A folder that the ranks of this machine share.
-        at_end: Called with the last seat while the ranks are still together.
+        at_end: Called with the last seat while the ranks are still together, if there was a step.
     """
     longest = max((step.timeout_s for step in steps), default=0.0) + PATIENCE_S
     spread = DistributedConfig(
         mode=Mode.DISTRIBUTED, timeout_s=longest, control_timeout_s=longest, max_restarts=0
     )
-    seat = _seat(environment, quick=quick, scratch=scratch)
+    seat: Seat | None = None
     with ExitStack() as stack:
+        stack.callback(faulthandler.cancel_dump_traceback_later)  # runs last
         for step in steps:
             records.add(step.name, "started")
             note = functools.partial(_note, records, step.name)
-            faulthandler.dump_traceback_later(step.timeout_s, exit=True, file=_STDERR)
+            _end_after(step.timeout_s)
             start = time.perf_counter()
             try:
+                seat = seat or _seat(environment, quick=quick, scratch=scratch)
                 if step.together and seat.world is None:
                     from drumline.distributed import open_world
 
                     world = stack.enter_context(open_world(spread, environment))
+                    stack.callback(_end_after, TEARDOWN_S)  # runs before the world is left
                     seat = replace(seat, world=world, device=world.device)
                 value = import_object(step.function)(replace(seat, note=note))
             except BaseException as error:
@@ -118,7 +124,7 @@ def perform(
             finally:
                 faulthandler.cancel_dump_traceback_later()
             records.add(step.name, "done", value=value, seconds=time.perf_counter() - start)
-        if at_end is not None:
+        if at_end is not None and seat is not None:
             at_end(seat)
 
 
@@ -130,6 +136,11 @@ def _seat(environment: ClusterEnvironment, *, quick: bool, scratch: Path | None)
     if not on_cpu:
         torch.cuda.set_device(device)
     return Seat(environment.rank, environment.world_size, device, quick, scratch)
+
+
+def _end_after(seconds: float) -> None:
+    """End this process then, with its stacks in the log, unless it is cancelled or set anew."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
 
 
 def _note(records: Records, check: str, text: str) -> None:

@@ -23,6 +23,7 @@ from drumline.run_directory import RunDirectory
 START = "process group"
 """The check by whose failure all that need ranks together are skipped."""
 
+_LOG_LINES = 30
 _ALONE_REMEDY = "Run it again with that device alone (--gpus), and see the driver's log (dmesg)."
 _TOGETHER_REMEDY = (
     "Run it again with fewer devices (--gpus) to find which is at fault, and with NCCL_DEBUG=INFO."
@@ -94,16 +95,13 @@ def check_on_ranks(
             yield from judged(check, context, [value for value in values if value])
         if broken is not None:
             ranks, why = attempt.at_fault(broken)
-            yield _broken(broken, context, ranks, why)
+            yield _broken(broken, context, ranks, why, attempt.logs)
             if broken.name == START:
                 yield from _give_up(pending, "the ranks could not form a process group")
                 return
             context = _without(context, ranks) if not broken.together else context
         elif pending:
-            yield replace(
-                failed("ranks", f"could not start: {attempt.message}", _TOGETHER_REMEDY),
-                group="ranks",
-            )
+            yield _not_started(attempt)
             yield from _give_up(pending, "the ranks could not start")
             return
     yield from _give_up(pending, "no device is left")
@@ -145,7 +143,7 @@ def launch_ranks(checks: Sequence[RankCheck], context: CheckContext) -> Attempt:
         return Attempt(
             [_read_records(records_path(run.path, rank)) for rank in range(size)],
             [_read(run.rank_log(rank)) for rank in range(size)],
-            outcome.message,
+            outcome.message.removesuffix("; no restart is left"),
         )
 
 
@@ -154,12 +152,29 @@ def _unheard(rank: int, line: str) -> None:
     del rank, line
 
 
-def _broken(check: RankCheck, context: CheckContext, ranks: Sequence[int], why: str) -> Finding:
+def _broken(
+    check: RankCheck,
+    context: CheckContext,
+    ranks: Sequence[int],
+    why: str,
+    logs: Sequence[str],
+) -> Finding:
+    """A failure that names the ranks; their last lines go with it for programs."""
     names = device_names(context)
     where = ", ".join(names[rank] for rank in ranks)
     remedy = _TOGETHER_REMEDY if check.together else _ALONE_REMEDY
-    found = failed(check.name, f"{where}: {why}", remedy, {"ranks": list(ranks)})
-    return replace(found, group=check.group)
+    value = {"ranks": list(ranks), "logs": [_last_lines(logs[rank]) for rank in ranks]}
+    return replace(failed(check.name, f"{where}: {why}", remedy, value), group=check.group)
+
+
+def _not_started(attempt: Attempt) -> Finding:
+    value = {"logs": [_last_lines(log) for log in attempt.logs]}
+    found = failed("ranks", f"could not start: {attempt.message}", _TOGETHER_REMEDY, value)
+    return replace(found, group="ranks")
+
+
+def _last_lines(log: str) -> list[str]:
+    return log.splitlines()[-_LOG_LINES:]
 
 
 def _give_up(checks: Sequence[RankCheck], reason: str) -> Iterator[Finding]:
