@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -276,6 +278,23 @@ def test_a_model_beside_what_is_free() -> None:
     assert "GPU 1 has 23.5 GiB, short by 16.5 GiB" in found.text
     assert statuses(model_fits(there, lambda config, there: None)) == ["skipped"]
     assert model_fits(context()) == []
+
+
+def test_the_estimate_is_asked_for_the_devices_that_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    def estimate(config: Any, capability: Any, *, world_size: int) -> Any:
+        asked.append((config.name, capability, world_size))
+        return SimpleNamespace(reserved_peak=3 * GIB, context=GIB)
+
+    module = SimpleNamespace(estimate_memory_requirement=estimate)
+    monkeypatch.setitem(sys.modules, "drumline.bench.memory", module)
+    config = parse_config({"steps": 1, "name": "mine"})
+    (found,) = model_fits(replace(context("2xH100"), config=config))
+    assert asked == [("mine", (9, 0), 2)]
+    assert found.value["needed_bytes"] == 4 * GIB
 
 
 def test_busy_and_unwell_devices_are_left_out_unless_named() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from drumline.bench.checks.check import CheckContext, device_names
@@ -12,21 +11,26 @@ from drumline.bench.checks.finding import Finding, failed, passed, skipped
 from drumline.config import RunConfig
 from drumline.planning.availability import gib, memory_to_give
 
-_MODULE = "drumline.planning.memory"
+_MODULE = "drumline.bench.memory"
 NAME = "model fits"
 
 
 def needed_memory_bytes(config: RunConfig, context: CheckContext) -> int | None:
-    """What the training needs on each device; None where no estimate is there.
-
-    This is the seam to `planning.memory`.
+    """What the training needs on each device, torch's reserved memory and CUDA's context; None
+    where no estimate is there. This is the seam to `bench.memory`.
     """
-    del context
-    if find_spec(_MODULE) is None:
+    try:
+        memory: Any = import_module(_MODULE)
+    except ModuleNotFoundError as error:
+        if error.name != _MODULE:
+            raise
         return None
-    estimate: Callable[[RunConfig], Any] = import_module(_MODULE).estimate_memory_requirement
-    found = estimate(config)
-    return int(getattr(found, "total_bytes", found))
+    first = context.devices[0].uuid if context.devices else None
+    there = {device.uuid: device.compute_capability for device in context.machine.usable}
+    found = memory.estimate_memory_requirement(
+        config, there.get(first or ""), world_size=max(1, len(context.devices))
+    )
+    return int(found.reserved_peak + found.context)
 
 
 def model_fits(
