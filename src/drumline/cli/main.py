@@ -30,6 +30,7 @@ class Commands(LazyGroup):
         ),
         "run": Entry("drumline.cli.run", "Run your own script, one process per device."),
         "demo": Entry("drumline.cli.demo", "Train an SAE on a real language model, start to end."),
+        "check": Entry("drumline.cli.check", "Check whether training will work on this machine."),
         "runs": Entry("drumline.cli.runs", "List the runs there are."),
         "show": Entry("drumline.cli.show", "Show one run: plan, curves, checkpoints, verdict."),
         "activations": Entry("drumline.cli.activations", "Store a language model's activations."),

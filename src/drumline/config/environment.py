@@ -18,6 +18,7 @@ ATTEMPT = "DRUMLINE_ATTEMPT"
 PLAN_DEVICES = "DRUMLINE_DEVICES"
 OVERRIDES = "DRUMLINE_OVERRIDES"
 DEFAULT_PORT = 29500
+COMMUNICATION_PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "GLOO_", "TP_")
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,14 @@ def visible_devices_setting(
     """The values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER; None where not set."""
     env = os.environ if environ is None else environ
     return env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER")
+
+
+def communication_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables that steer NCCL, gloo and what is above them, as they are; they are passed on to
+    the ranks untouched.
+    """
+    env = os.environ if environ is None else environ
+    return {name: env[name] for name in sorted(env) if name.startswith(COMMUNICATION_PREFIXES)}
 
 
 def _run_dir(env: Mapping[str, str]) -> Path | None:

@@ -91,7 +91,7 @@ def _by_uuid(text: str, machine: Machine) -> Device:
         raise DeviceError(
             f"{text!r} is the beginning of several UUIDs: "
             f"{' and '.join(_label(device) for device in found)}.",
-            remedy="Give more of the UUID.",
+            remedy=f"Give more of the UUID: {' or '.join(_telling_apart(found))}.",
             reference=text,
             uuids=[device.uuid for device in found],
         )
@@ -104,6 +104,15 @@ def _by_uuid(text: str, machine: Machine) -> Device:
         reference=text,
         uuids=list(uuids.values()),
     )
+
+
+def _telling_apart(devices: list[Device]) -> list[str]:
+    """The shortest beginnings of the UUIDs that fit one of the devices each."""
+    uuids = [device.uuid for device in devices]
+    longest = max(map(len, uuids))
+    lengths = (n for n in range(1, longest) if len({uuid[:n] for uuid in uuids}) == len(uuids))
+    length = next(lengths, longest)
+    return [uuid[:length] for uuid in uuids]
 
 
 def _begins(uuid: str, wanted: str) -> bool:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from drumline.errors import DeviceError
 from drumline.hardware import Device, Machine, resolve_devices
+from drumline.planning.availability import Need, label, why_held, why_not, why_too_small
+from drumline.planning.recommend import recommend
 
 CPU_PROCESSES = 2
 """How many processes `auto` starts on a machine without GPUs, cores permitting."""
-
-FOREIGN_BYTES = 512 * 2**20
-"""A device on which other processes hold more than this is in use; a desktop holds less."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,11 @@ class PlannedDevice:
 
 
 def choose_devices(
-    asked: str, machine: Machine, occupied: Collection[str], at_most: int
+    asked: str,
+    machine: Machine,
+    occupied: Collection[str],
+    at_most: int,
+    memory_bytes: int | None = None,
 ) -> tuple[list[PlannedDevice], list[str]]:
     """The devices for `asked`, in rank order, and why.
 
@@ -37,6 +41,7 @@ def choose_devices(
         machine: What is there.
         occupied: UUIDs of devices that somebody else holds.
         at_most: More than this many could not all be given work; bounds `auto`.
+        memory_bytes: What the run needs on each device; None where it is not known.
 
     Raises:
         DeviceError: If what is asked for is not there or not free.
@@ -44,81 +49,81 @@ def choose_devices(
     asked = asked.strip()
     if match := re.fullmatch(r"cpu(?::(\d+))?", asked):
         return _cpu(int(match.group(1) or 1)), [f"devices: {asked} as asked"]
-    there = machine.usable
-    free = [device for device in there if _is_free(device, occupied)]
-    if asked == "auto":
-        return _auto(machine, there, free, at_most)
-    if asked == "all":
-        return _exactly(there, free, len(there)), ["devices: all GPUs as asked"]
-    if re.fullmatch(r"\d+", asked):
-        if int(asked) == 0:
+    there = len(machine.usable)
+    if asked == "auto" and there == 0:
+        return _cpu_processes(machine, at_most)
+    if asked in ("auto", "all") or re.fullmatch(r"\d+", asked):
+        if asked.isdecimal() and int(asked) == 0:
             raise DeviceError(
                 "0 devices were asked for.", remedy="For the device with index 0 write devices=0, ."
             )
-        return _exactly(there, free, int(asked)), [f"devices: {asked} free GPUs"]
+        if asked == "all" and there == 0:
+            raise DeviceError(
+                "All GPUs were asked for, and this machine has none.",
+                remedy="Use devices=cpu:N for N CPU processes over gloo.",
+            )
+        count: int | Literal["auto"] = (
+            there if asked == "all" else int(asked) if asked != "auto" else "auto"
+        )
+        found = recommend(machine, count, memory_bytes, occupied, at_most=at_most)
+        return [planned(device) for device in found.devices], list(found.reasons)
     chosen = resolve_devices(asked.removesuffix(","), machine)  # "0," is the device with index 0
-    taken = [device for device in chosen if device.uuid in occupied]
-    if taken:
-        raise DeviceError(
-            f"Device {_label(taken[0])} is held by another training.",
-            remedy="Wait for it, or leave the choice to devices=auto.",
-        )
-    return [_planned(device) for device in chosen], [f"devices: {asked} as asked"]
+    need = Need(memory_bytes, occupied)
+    _check_named(chosen, machine, need)
+    cautions = [
+        f"devices: {label(device)} as asked, although {why}"
+        for device in chosen
+        if (why := why_not(device, need))
+    ]
+    return [planned(device) for device in chosen], [f"devices: {asked} as asked", *cautions]
 
 
-def _auto(
-    machine: Machine, usable: Sequence[Device], free: list[Device], at_most: int
-) -> tuple[list[PlannedDevice], list[str]]:
-    if usable and not free:
-        raise DeviceError(
-            f"None of the {len(usable)} GPUs is free.",
-            remedy="Wait, name devices yourself, or use devices=cpu.",
-        )
-    if free:
-        chosen = free[:at_most]
-        return [_planned(device) for device in chosen], [
-            f"devices: {len(chosen)} of {len(usable)} GPUs, those that are free"
-        ]
-    cores = machine.host.cpu_usable or 1
-    count = max(1, min(CPU_PROCESSES, cores, at_most))
-    return _cpu(count), [f"devices: no GPU here, so {count} CPU processes on {cores} cores"]
-
-
-def _exactly(usable: Sequence[Device], free: list[Device], count: int) -> list[PlannedDevice]:
-    there = len(usable)
-    if there == 0:
-        raise DeviceError(
-            f"{count or 'All'} GPUs were asked for, and this machine has none.",
-            remedy=f"Use devices=cpu:{max(count, 1)} for CPU processes over gloo.",
-        )
-    if count > len(free):
-        held = there - len(free)
-        raise DeviceError(
-            f"{count} GPUs were asked for, and this machine has {there}"
-            + (f", {held} of them not free." if held else "."),
-            remedy=f"Use devices={len(free)} or fewer." if free else "Wait until one is free.",
-            asked=count,
-            there=there,
-        )
-    return [_planned(device) for device in free[:count]]
-
-
-def _is_free(device: Device, occupied: Collection[str]) -> bool:
-    foreign = sum(process.memory_bytes or 0 for process in device.processes or ())
-    return not device.lost and device.uuid not in occupied and foreign <= FOREIGN_BYTES
-
-
-def _planned(device: Device) -> PlannedDevice:
+def planned(device: Device) -> PlannedDevice:
+    """A device as a plan names it."""
     return PlannedDevice(
         device.family, device.name or device.kind, device.uuid, device.index, device.simulated
     )
+
+
+def _check_named(chosen: Sequence[Device], machine: Machine, need: Need) -> None:
+    """A named device may be busy or unwell, but not be leased, too small, or one of several MIGs.
+
+    Raises:
+        DeviceError: If it is, with the nearest device that would do.
+    """
+    for device in chosen:
+        why = why_held(device, need) or why_too_small(device, need.memory_bytes)
+        if why:
+            raise DeviceError(
+                f"Device {label(device)} is {why}.",
+                remedy=_instead(device, chosen, machine, need),
+                uuid=device.uuid,
+            )
+    split = next((device for device in chosen if device.mig_parent_uuid), None)
+    if split is not None and len(chosen) > 1:
+        raise DeviceError(
+            f"{label(split)} is one of {len(chosen)} devices, and CUDA shows a process no more "
+            "than one MIG instance, and nothing beside it.",
+            remedy="Name one MIG instance only, or whole devices.",
+            uuid=split.uuid,
+        )
+
+
+def _instead(device: Device, chosen: Sequence[Device], machine: Machine, need: Need) -> str:
+    free = [other for other in machine.usable if other not in chosen and not why_not(other, need)]
+    like = [other for other in free if other.name == device.name] or free
+    if like:
+        return f"{label(like[0])} is free. Name it, or leave the choice to devices=auto."
+    return "No other is free: wait for it, or use devices=cpu."
+
+
+def _cpu_processes(machine: Machine, at_most: int) -> tuple[list[PlannedDevice], list[str]]:
+    cores = machine.host.cpu_usable or 1
+    count = max(1, min(CPU_PROCESSES, cores, at_most))
+    return _cpu(count), [f"devices: no GPU here, so {count} CPU processes on {cores} cores"]
 
 
 def _cpu(count: int) -> list[PlannedDevice]:
     if count < 1:
         raise DeviceError("0 CPU processes were asked for.", remedy="Use devices=cpu or cpu:N.")
     return [PlannedDevice("cpu", "CPU process") for _ in range(count)]
-
-
-def _label(device: Device) -> str:
-    return f"{device.index} ({device.name}, {device.uuid})"

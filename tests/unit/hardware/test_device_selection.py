@@ -63,6 +63,12 @@ def test_ambiguous_prefix_names_all_it_fits() -> None:
     assert "GPU-c" not in error.message
 
 
+def test_ambiguous_prefix_is_told_what_would_tell_apart() -> None:
+    devices = tuple(Device(f"GPU-ab{n}777", n, "cuda") for n in (1, 2))
+    error = refused("GPU-a", Machine(Host("here"), devices))
+    assert error.remedy == "Give more of the UUID: GPU-ab1 or GPU-ab2."
+
+
 def test_whole_uuid_that_begins_another_is_not_ambiguous() -> None:
     devices = (Device("GPU-ab", 0, "cuda"), Device("GPU-abc", 1, "cuda"))
     machine = Machine(Host("here"), devices)

@@ -1,0 +1,1 @@
+"""Measuring: what the hardware gives, whether a machine is fit for training, how a run scales."""
