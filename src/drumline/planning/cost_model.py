@@ -2,10 +2,10 @@
 
 The time of a step is the work of the rank with the largest share, plus what it waits for:
 
-- Gradients. All-reduce of n bytes on w ranks takes latency + 2 (w - 1) / w n / bus bandwidth (Patarasuk
-  and Yuan 2009). DDP sends a bucket once its last gradient is there, one bucket after the other,
-  while the backward goes on; only what is sent after the backward's end costs time, at the least
-  the last bucket (Li et al. 2020, arXiv 2006.15704). On the CPU nothing is hidden.
+- Gradients. All-reduce of n bytes on w ranks takes latency + 2 (w - 1) / w n / bus bandwidth
+  (Patarasuk and Yuan 2009). DDP sends a bucket once its last gradient is there, one bucket after
+  the other, while the backward goes on; only what is sent after the backward's end costs time, at
+  the least the last bucket (Li et al. 2020, arXiv 2006.15704). On the CPU nothing is hidden.
 - Small sums that a step waits for, each a latency more.
 - The control plane: a vote beside the step costs what is longer than the step; metrics are
   gathered every so many steps.
@@ -186,7 +186,8 @@ def _why(best: Candidate, fastest: Candidate, able: Sequence[Candidate]) -> str:
     said = f"mode {best.mode} on {best.devices}: {span(best.step_s)} a step is predicted"
     if fastest is not best:
         gain = 1 - fastest.step_s / best.step_s
-        return f"{said}; {fastest.devices} would save {gain:.1%} and are not worth it below {WORTH:.0%}"
+        saved = f"{fastest.devices} devices would save {gain:.1%} of it"
+        return f"{said}; {saved}, and less than {WORTH:.0%} is not worth them"
     others = [c for c in able if c is not best and c.step_s is not None]
     if not others:
         return said

@@ -85,11 +85,7 @@ def estimate(
     Raises:
         BadInput: If the global batch cannot be shared by that many devices.
     """
-    if not counts or min(counts) < 1:
-        raise BadInput(
-            "An estimate needs at least one number of devices, each 1 or more.",
-            remedy="For example: --gpus 1,2,4,8",
-        )
+    check_counts(config, counts)
     one = _predicted(config, 1, speed)
     names = (speed.device, *price_names)
     price = prices.of(*names)
@@ -108,6 +104,21 @@ def estimate(
         rows=tuple(_row(candidate, one, speed.steps, per_hour) for candidate in found),
         notes=tuple(dict.fromkeys(candidate.note for candidate in found if candidate.note)),
     )
+
+
+def check_counts(config: RunConfig, counts: Sequence[int]) -> None:
+    """Refuse numbers of devices that a run cannot be shared by.
+
+    Raises:
+        BadInput: With the nearest numbers that work.
+    """
+    if not counts or min(counts) < 1:
+        raise BadInput(
+            "An estimate needs at least one number of devices, each 1 or more.",
+            remedy="For example: --gpus 1,2,4,8",
+        )
+    for count in counts:
+        spread(_without_shares(config, count), count)
 
 
 def _predicted(config: RunConfig, count: int, speed: Speed) -> Candidate:

@@ -54,11 +54,25 @@ class Control:
 class Speed(Protocol):
     """What the cost model asks: the work of a share, what is sent, and over which links."""
 
-    device: str
-    source: str
-    exchange: Exchange
-    overlaps: bool
-    steps: int
+    @property
+    def device(self) -> str:
+        """Name of the device."""
+
+    @property
+    def source(self) -> str:
+        """Where the times come from, in words."""
+
+    @property
+    def exchange(self) -> Exchange:
+        """What ranks send."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients are sent beside the backward without slowing it."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run."""
 
     def work(self, mode: str, share: int, micro_batch: int, devices: int) -> Work:
         """One device's work in a step with `share` samples while `devices` work."""

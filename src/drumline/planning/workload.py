@@ -120,7 +120,6 @@ class Calibration:
     distributed: tuple[SharePoint, ...]
     exchange: Exchange
     steps: int
-    micro_batch: int
     slowdown: Mapping[int, float]
 
     def points(self, mode: str) -> tuple[SharePoint, ...]:

@@ -1,0 +1,1 @@
+"""Measuring: what a config costs on this machine, traced or timed."""
