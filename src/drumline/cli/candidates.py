@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -14,30 +13,30 @@ from drumline.planning.estimate import Estimates
 from drumline.planning.quantities import span
 
 
-def render_candidates(
-    candidates: Sequence[Candidate], chosen: str, *, explain: bool
-) -> RenderableType:
-    """Every way to spread the run with its predicted step time, and with `explain` its parts."""
+def candidates_table(candidates: Sequence[Candidate]) -> Table:
+    """Every way to spread the run, with its predicted step time."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name, justify in (("candidate", "left"), ("devices", "right"), ("step", "right")):
-        table.add_column(name, justify="right" if justify == "right" else "left")
+    table.add_column("candidate")
+    table.add_column("devices", justify="right")
+    table.add_column("step", justify="right")
     table.add_column("", style="dim")
     for candidate in candidates:
         step = "–" if candidate.step_s is None else span(candidate.step_s)
         table.add_row(candidate.mode, str(candidate.devices), step, Text(candidate.note))
-    if not explain:
-        return table
-    lines = [
+    return table
+
+
+def candidates_arithmetic(candidates: Sequence[Candidate]) -> list[str]:
+    """The parts of every predicted step time."""
+    return [
         f"{candidate.mode} on {candidate.devices}, {part.name}: {part.line}"
         for candidate in candidates
         for part in candidate.parts
-        if candidate.selectable or candidate.mode == chosen
     ]
-    return Group(table, Text("\n".join(lines), style="dim"))
 
 
-def render_estimates(found: Estimates, *, explain: bool) -> RenderableType:
-    """One row for each number of devices, then where the numbers come from."""
+def estimates_table(found: Estimates) -> Table:
+    """One row for each number of devices."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("devices", "step", "samples/s", "speedup", "efficiency", "time", "cost"):
         table.add_column(name, justify="right")
@@ -48,9 +47,18 @@ def render_estimates(found: Estimates, *, explain: bool) -> RenderableType:
             f"{row.samples_per_s:,.0f}",
             f"{row.speedup:.2f}",
             f"{row.efficiency:.0%}",
-            duration(row.finish_s),
-            "missing" if row.cost is None else f"{row.cost:,.2f} {found.currency}",
+            span(row.finish_s) if row.finish_s < 1 else duration(row.finish_s),
+            "missing" if row.cost is None else f"{_price(row.cost)} {found.currency}",
         )
+    return table
+
+
+def _price(cost: float) -> str:
+    return f"{cost:,.2f}" if cost >= 0.1 or cost == 0 else f"{cost:.2g}"
+
+
+def estimates_lines(found: Estimates, *, explain: bool) -> list[str]:
+    """Where the numbers come from, and with `explain` their arithmetic."""
     lines = [
         f"{found.steps:,} steps of {found.global_batch:,} samples, from {found.source}",
         found.price_note,
@@ -59,5 +67,5 @@ def render_estimates(found: Estimates, *, explain: bool) -> RenderableType:
     ]
     if explain:
         for row in found.rows:
-            lines += [f"{row.devices} × {found.device}: {line}" for line in row.lines]
-    return Group(table, Text("\n".join(lines), style="dim"))
+            lines += [f"{row.devices} × {found.device}, {line}" for line in row.lines]
+    return lines

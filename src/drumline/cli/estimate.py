@@ -88,9 +88,12 @@ def estimate(
     if as_json:
         print_json(found.as_dict())
         return
-    from drumline.cli.candidates import render_estimates
+    from drumline.cli.candidates import estimates_lines, estimates_table
 
-    results().print(render_estimates(found, explain=explain))
+    console = results()
+    console.print(estimates_table(found))
+    for line in estimates_lines(found, explain=explain):
+        console.print(line, style="dim", markup=False, soft_wrap=True)
 
 
 def parse_counts(text: str) -> tuple[list[int], bool]:

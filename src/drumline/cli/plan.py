@@ -47,7 +47,7 @@ def _ranks(plan: dict[str, Any]) -> list[RenderableType]:
         fields = device if isinstance(device, dict) else {"name": device}
         share = f"{shares[rank]:,}" if rank < len(shares) else ""
         name = str(fields.get("name", "?"))
-        table.add_row(str(rank), Text(name), share, Text(str(fields.get("uuid", ""))))
+        table.add_row(str(rank), Text(name), share, Text(str(fields.get("uuid") or "")))
     return [table]
 
 

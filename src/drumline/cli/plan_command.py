@@ -151,16 +151,18 @@ def _show(
     if as_json:
         print_json(data)
         return
-    from drumline.cli.candidates import render_candidates
+    from drumline.cli.candidates import candidates_arithmetic, candidates_table
     from drumline.cli.plan import render_plan
 
     console = results()
     console.print(render_plan(_plain(made.as_dict())))
     console.print(_batch_lines(batch, rates, before, config.global_batch))
     if made.candidates:
-        console.print(render_candidates(made.candidates, made.mode.value, explain=explain))
-    if missing:
-        console.print(missing, style="dim", markup=False)
+        console.print(candidates_table(made.candidates))
+    for line in [missing] if missing else []:
+        console.print(line, style="dim", markup=False, soft_wrap=True)
+    for line in candidates_arithmetic(made.candidates) if explain else []:
+        console.print(line, style="dim", markup=False, soft_wrap=True)
 
 
 def _batch_lines(batch: Batch, rates: tuple[LearningRate, ...], before: int, after: int) -> Any:

@@ -159,6 +159,8 @@ def _blocking(exchange: Exchange, link: AllReduce | None, size: int) -> Part:
 
 def _control(speed: Speed, size: int, step_s: float) -> tuple[Part, ...]:
     control = speed.control(size)
+    if control is None:
+        return ()
     vote = max(0.0, control.vote_s - step_s)
     gathered = control.gather_s / max(1, control.every_steps)
     line = (

@@ -102,7 +102,7 @@ def estimate(
         else f"{price.per_hour:g} {prices.currency} a device and hour: {price.vendor}, "
         f"{price.source}, read {price.date}",
         rows=tuple(_row(candidate, one, speed.steps, per_hour) for candidate in found),
-        notes=tuple(dict.fromkeys(candidate.note for candidate in found if candidate.note)),
+        notes=_notes(speed, found),
     )
 
 
@@ -134,6 +134,12 @@ def _without_shares(config: RunConfig, count: int) -> RunConfig:
         return config
     equal = config.distributed.model_copy(update={"shares": None})
     return config.model_copy(update={"distributed": equal})
+
+
+def _notes(speed: Speed, found: Sequence[Candidate]) -> tuple[str, ...]:
+    """What the numbers lack, each said once."""
+    gaps = [f"not known, and counted as nothing: {', '.join(speed.gaps)}"] if speed.gaps else []
+    return (*gaps, *dict.fromkeys(candidate.note for candidate in found if candidate.note))
 
 
 def _row(candidate: Candidate, one: Candidate, steps: int, per_hour: float | None) -> Estimate:

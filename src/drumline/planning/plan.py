@@ -62,7 +62,8 @@ def plan(
         machine: What is there.
         occupied: UUIDs of devices that somebody else holds.
         speed: What such a device can do. With it mode `auto`, and with devices `auto` their
-            number, go by predicted step time; without it by the number of devices.
+            number, go by predicted step time; without it, or where it has gaps, by the number of
+            devices.
 
     Raises:
         DeviceError: If the devices asked for are not there or not free.
@@ -78,10 +79,10 @@ def plan(
             f"distributed.shares has {len(config.distributed.shares)} entries for {size} devices.",
             remedy="Give one share for each device.",
         )
-    mode, why = _choose_mode(config.distributed.mode, size)
+    mode, why = _choose_mode(config.distributed.mode, size, () if speed is None else speed.gaps)
     shares = spread(config, size)
     candidates = () if speed is None else compare(config, size, speed)
-    if candidates and config.distributed.mode is Mode.AUTO:
+    if speed is not None and not speed.gaps and config.distributed.mode is Mode.AUTO:
         best, why = choose(candidates)
         mode, shares, devices = Mode(best.mode), best.shares, devices[: best.devices]
     return Plan(
@@ -166,7 +167,7 @@ def _most_devices(config: RunConfig, granularity: int) -> int:
     return max(1, config.global_batch // granularity)
 
 
-def _choose_mode(mode: Mode, size: int) -> tuple[Mode, str]:
+def _choose_mode(mode: Mode, size: int, gaps: Sequence[str]) -> tuple[Mode, str]:
     if mode is Mode.NONE and size > 1:
         raise BadInput(
             f"distributed.mode none is for one device, and {size} were chosen.",
@@ -175,9 +176,10 @@ def _choose_mode(mode: Mode, size: int) -> tuple[Mode, str]:
     if mode is Mode.AUTO and size == 1:
         return Mode.NONE, "mode none: there is one device"
     if mode is Mode.AUTO:
+        unknown = ", ".join(gaps) or "their speed"
         return Mode.DISTRIBUTED, (
-            f"mode distributed: the model is replicated on {size} devices; by their number, as no "
-            "speed was given"
+            f"mode distributed: the model is replicated on {size} devices; by their number, for "
+            f"it is not known: {unknown}"
         )
     return mode, f"mode {mode.value}: as the config says"
 

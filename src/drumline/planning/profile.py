@@ -74,17 +74,27 @@ class DeviceProfile(Section):
         rather than too low.
         """
         if not self.all_reduce:
-            return None, f"no link is known for {self.name}: communication counts as nothing"
+            return None, "no link known"
         best = min(
             self.all_reduce,
             key=lambda entry: (abs(entry.world_size - world_size), -entry.world_size),
         )
-        notes = []
-        if best.world_size != world_size:
-            notes.append(f"links on {world_size} ranks taken as on {best.world_size}")
-        if best.latency_s is None:
-            notes.append("the latency of an all-reduce is not known and counts as nothing")
-        return best, "; ".join(notes)
+        if best.world_size == world_size:
+            return best, ""
+        return best, f"links on {world_size} ranks taken as on {best.world_size}"
+
+    def gaps(self, precision: Precision) -> tuple[str, ...]:
+        """What a prediction needs and nobody has put in."""
+        latencies = [entry.latency_s for entry in self.all_reduce]
+        needed = {
+            f"the {precision.value} rate of matrix products": self.matmul_flop_per_s.get(precision),
+            "the memory's rate": self.memory_bytes_per_s,
+            "the time to launch a kernel": self.launch_s,
+            "the rate of copies from the host": self.host_to_device_bytes_per_s,
+            "the links": self.all_reduce or None,
+            "the latency of an all-reduce": None if None in latencies else True,
+        }
+        return tuple(name for name, figure in needed.items() if figure is None)
 
 
 def plain_name(name: str) -> str:

@@ -74,14 +74,20 @@ class Speed(Protocol):
     def steps(self) -> int:
         """Steps of the run."""
 
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """What is not known and counts as nothing. With gaps a prediction is a bound from below,
+        and no choice is made by it.
+        """
+
     def work(self, mode: str, share: int, micro_batch: int, devices: int) -> Work:
         """One device's work in a step with `share` samples while `devices` work."""
 
     def links(self, world_size: int) -> tuple[AllReduce | None, str]:
         """All-reduce figures for a number of ranks, and a note."""
 
-    def control(self, world_size: int) -> Control:
-        """Times of the control plane."""
+    def control(self, world_size: int) -> Control | None:
+        """Times of the control plane; None where they are not known."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,11 @@ class CalibratedSpeed:
         """Steps of the run."""
         return self.calibration.steps
 
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """Links, if none were measured and no profile gave any."""
+        return () if self.profile.all_reduce else ("the links",)
+
     def work(self, mode: str, share: int, micro_batch: int, devices: int) -> Work:
         """Between the timed shares on a line, times how much devices slow each other down."""
         del micro_batch  # timed with it
@@ -141,10 +152,10 @@ class CalibratedSpeed:
         """Of the profile."""
         return self.profile.links(world_size)
 
-    def control(self, world_size: int) -> Control:
+    def control(self, world_size: int) -> Control | None:
         """As measured; of the nearest number of ranks for one that was not."""
-        if not self.controls or world_size == 1:
-            return Control()
+        if not self.controls:
+            return None
         return self.controls[min(self.controls, key=lambda size: abs(size - world_size))]
 
 
@@ -188,6 +199,11 @@ class ProfiledSpeed:
         """Steps of the run."""
         return self.workload.steps
 
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """What the profile leaves out."""
+        return self.profile.gaps(self.precision)
+
     def work(self, mode: str, share: int, micro_batch: int, devices: int) -> Work:
         """The roofline, by micro-batches."""
         del mode, devices
@@ -207,10 +223,10 @@ class ProfiledSpeed:
         """Of the profile."""
         return self.profile.links(world_size)
 
-    def control(self, world_size: int) -> Control:
+    def control(self, world_size: int) -> Control | None:
         """Not known from a profile."""
         del world_size
-        return Control()
+        return None
 
     def _figures(self) -> list[Figure | None]:
         return [self._rate(), self.profile.memory_bytes_per_s]
