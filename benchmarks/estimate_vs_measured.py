@@ -9,7 +9,8 @@ SAE on random activations, of a size for the devices that are there, on 1, 2 and
     python benchmarks/estimate_vs_measured.py --config my.yaml --gpus 1,2 global_batch=8192
 
 The measured time is the median over the intervals between the step events of the run, the first
-ones left out, so that what happens once or seldom does not count. Events are stamped to the millisecond.
+ones left out, so that what happens once or seldom does not count. Events are stamped to the
+millisecond.
 """
 
 from __future__ import annotations
@@ -141,9 +142,7 @@ def _measure(path: Path, given: list[str], devices: str, steps: int, folder: Pat
         for before, after in pairwise(kept)
     ]
     if not intervals:
-        sys.exit(
-            f"{steps} steps are too few to measure: give --steps {WARM_UP_STEPS + 2 * EVERY} or more."
-        )
+        sys.exit(f"{steps} steps are too few: give --steps {WARM_UP_STEPS + 2 * EVERY} or more.")
     return statistics.median(intervals)
 
 

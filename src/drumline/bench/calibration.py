@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from drumline.bench import timed_steps
 from drumline.config import Mode, RunConfig
@@ -28,6 +28,8 @@ from drumline.planning.profile import AllReduce, DeviceProfile, find_profile
 from drumline.planning.speed import CalibratedSpeed, Control
 from drumline.planning.workload import Calibration
 from drumline.run_directory import RunDirectory
+
+_KINDS: dict[str, Literal["cuda", "rocm", "cpu"]] = {"cpu": "cpu", "rocm": "rocm"}
 
 BUDGET_S = 1.0
 """Time for the steps of each share, after the warm-up."""
@@ -85,19 +87,31 @@ def calibrate(
             "slowdown": _slowdown(alone, together, shares, len(devices)),
         }
     )
-    name = calibration.device
-    measured = _links(together, calibration.exchange.gradient_bytes, name)
-    stand_in = profile or find_profile(name)
-    links = [*measured, *_others(stand_in, measured)]
-    controls = {
-        max(several): Control(together["vote_s"], together["gather_s"], config.logging.every_steps)
-        for _ in together
-        if several
-    }
-    described = DeviceProfile(
-        name=name, kind="cpu" if ground.on_cpu else _kind(devices[0]), all_reduce=links
+    described = _described(calibration, together, profile)
+    return CalibratedSpeed(calibration, described, _controls(together, config))
+
+
+def _described(
+    calibration: Calibration, together: dict[str, Any], asked: DeviceProfile | None
+) -> DeviceProfile:
+    """The device with its links: the measured ones, and those of a profile for other numbers."""
+    name, own = calibration.device, find_profile(calibration.device)
+    measured = links_of(together, calibration.exchange.gradient_bytes, name)
+    return DeviceProfile(
+        name=name,
+        matches=[] if own is None else [own.name, *own.matches],
+        kind=_KINDS.get(calibration.kind, "cuda"),
+        all_reduce=with_stand_ins(measured, asked or own),
     )
-    return CalibratedSpeed(calibration, described, controls)
+
+
+def _controls(together: dict[str, Any], config: RunConfig) -> dict[int, Control]:
+    """The control plane, by the number of ranks it was timed on."""
+    if not together:
+        return {}
+    size = max(map(int, together["all_reduce"]))
+    every = config.logging.every_steps
+    return {size: Control(together["vote_s"], together["gather_s"], every)}
 
 
 def _devices(config: RunConfig, machine: Machine, most: int) -> tuple[PlannedDevice, ...]:
@@ -196,20 +210,19 @@ def _slowdown(
     return {**found, **beyond}
 
 
-def _links(together: dict[str, Any], gradient_bytes: Sequence[int], name: str) -> list[AllReduce]:
+def links_of(together: dict[str, Any], gradient_bytes: Sequence[int], name: str) -> list[AllReduce]:
     """Alpha and beta so that the model gives the measured time for just these gradients."""
     found = []
     today = datetime.now(UTC).date().isoformat()
     for text, times in together.get("all_reduce", {}).items():
-        size, calls = int(text), len(gradient_bytes)
-        latency = min(times["latency_s"], times["gradients_s"] / (2 * max(1, calls)))
+        size, calls = int(text), max(1, len(gradient_bytes))
+        latency = min(times["latency_s"], times["gradients_s"] / (2 * calls))
         moved = 2 * (size - 1) / size * sum(gradient_bytes)
-        left = times["gradients_s"] - calls * latency
         found.append(
             AllReduce(
                 world_size=size,
                 latency_s=latency,
-                bus_bytes_per_s=max(1.0, moved / left) if left > 0 else 1e15,
+                bus_bytes_per_s=max(1.0, moved / (times["gradients_s"] - calls * latency)),
                 source=f"measured: the gradients of the run, {size} × {name}",
                 date=today,
             )
@@ -217,13 +230,18 @@ def _links(together: dict[str, Any], gradient_bytes: Sequence[int], name: str) -
     return found
 
 
-def _others(stand_in: DeviceProfile | None, measured: Sequence[AllReduce]) -> list[AllReduce]:
-    """Links of a profile for numbers of ranks that were not measured."""
+def with_stand_ins(
+    measured: Sequence[AllReduce], stand_in: DeviceProfile | None
+) -> list[AllReduce]:
+    """Measured links, and those of a profile for other numbers of ranks. A datasheet's stand in
+    only where nothing was measured: they have no latency.
+    """
     if stand_in is None:
-        return []
+        return list(measured)
     known = {entry.world_size for entry in measured}
-    return [entry for entry in stand_in.all_reduce if entry.world_size not in known]
-
-
-def _kind(device: PlannedDevice) -> Any:
-    return "rocm" if device.kind == "rocm" else "cuda"
+    others = [
+        entry
+        for entry in stand_in.all_reduce
+        if entry.world_size not in known and (not measured or entry.latency_s is not None)
+    ]
+    return [*measured, *others]

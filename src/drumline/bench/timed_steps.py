@@ -103,7 +103,6 @@ def _open(config: RunConfig, world: World, series: Series, root: Path) -> Sessio
             "global_batch": series.share,
             "steps": 2**31,
             "epochs": None,
-            "epoch_end": "wrap",
             "distributed": spread,
             "evaluation": config.evaluation.model_copy(update={"every_steps": None}),
             "checkpoint": config.checkpoint.model_copy(

@@ -48,6 +48,7 @@ from drumline.training.task import Losses, Setup, Task
 TRACED_SAMPLES = 32
 """Samples of the smaller trace, rounded up to whole groups; the other has twice as many."""
 
+_IDLE = ("detach", "_local_scalar", "is_", "sym_", "size", "stride", "alias", "empty", "new_empty")
 _LOOK_UPS = ("index", "gather", "embedding", "select", "slice", "scatter")
 _TIMEOUT_S = 300
 
@@ -99,7 +100,7 @@ class TrafficCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         result = func(*args, **(kwargs or {}))
-        if not _is_view(func):
+        if _works(func):
             self.kernels += 1
             self.traffic += _traffic(func, (args, kwargs), result)
         return result
@@ -216,12 +217,12 @@ def _exchange(config: RunConfig, parameters: list[nn.Parameter], losses: Losses)
     )
 
 
-def _is_view(func: Any) -> bool:
-    """Whether an operator only renames memory, or asks something."""
-    if getattr(func, "is_view", False):
-        return True
-    name = str(func).partition(".")[2]
-    return name.startswith(("detach", "_local_scalar", "is_", "sym_", "size", "stride", "alias"))
+def _works(func: Any) -> bool:
+    """Whether an operator touches memory, and does not only rename, reserve or ask."""
+    space, _, name = str(func).partition(".")
+    if getattr(func, "is_view", False) or space in ("prim", "profiler"):
+        return False
+    return not name.startswith(_IDLE)
 
 
 def _traffic(func: Any, given: Any, result: Any) -> float:
@@ -237,7 +238,8 @@ def _traffic(func: Any, given: Any, result: Any) -> float:
         written_in_place = sum(
             _bytes(value)
             for argument, value in mutated
-            if argument.alias_info is not None
+            if argument.name != "grads"  # named as written for the sake of loss scaling
+            and argument.alias_info is not None
             and argument.alias_info.is_write
             and not any(id(leaf) in returned for leaf in tree_leaves(value))
         )

@@ -71,7 +71,6 @@ def estimate(
     counts: Sequence[int],
     speed: Speed,
     prices: PriceList,
-    price_names: Sequence[str | None] = (),
 ) -> Estimates:
     """Estimate a run on each number of devices.
 
@@ -80,15 +79,13 @@ def estimate(
         counts: Numbers of devices.
         speed: What a device can do.
         prices: Prices an hour.
-        price_names: Other names under which the device may have its price.
 
     Raises:
         BadInput: If the global batch cannot be shared by that many devices.
     """
     check_counts(config, counts)
     one = _predicted(config, 1, speed)
-    names = (speed.device, *price_names)
-    price = prices.of(*names)
+    price = prices.of(*speed.names)
     per_hour = None if price is None else price.per_hour
     found = [_predicted(config, count, speed) for count in sorted(set(counts))]
     return Estimates(

@@ -59,6 +59,10 @@ class Speed(Protocol):
         """Name of the device."""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All names that the device goes by, for its price."""
+
+    @property
     def source(self) -> str:
         """Where the times come from, in words."""
 
@@ -104,6 +108,11 @@ class CalibratedSpeed:
         return self.calibration.device
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The device's, and those of its profile."""
+        return (self.device, self.profile.name, *self.profile.matches)
+
+    @property
     def source(self) -> str:
         """Where the times come from."""
         return f"steps timed on one {self.calibration.device}"
@@ -125,8 +134,9 @@ class CalibratedSpeed:
 
     @property
     def gaps(self) -> tuple[str, ...]:
-        """Links, if none were measured and no profile gave any."""
-        return () if self.profile.all_reduce else ("the links",)
+        """Links, if more than one device was asked about and nobody knows any."""
+        known = self.profile.all_reduce or not self.calibration.distributed
+        return () if known else ("the links",)
 
     def work(self, mode: str, share: int, micro_batch: int, devices: int) -> Work:
         """Between the timed shares on a line, times how much devices slow each other down."""
@@ -176,6 +186,11 @@ class ProfiledSpeed:
     def device(self) -> str:
         """Name of the device."""
         return self.profile.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of the profile."""
+        return (self.profile.name, *self.profile.matches)
 
     @property
     def source(self) -> str:
