@@ -86,11 +86,12 @@ class DeviceProfile(Section):
     def gaps(self, precision: Precision) -> tuple[str, ...]:
         """What a prediction needs and nobody has put in."""
         latencies = [entry.latency_s for entry in self.all_reduce]
+        copied = self.host_to_device_bytes_per_s is not None or self.kind == "cpu"
         needed = {
             f"the {precision.value} rate of matrix products": self.matmul_flop_per_s.get(precision),
             "the memory's rate": self.memory_bytes_per_s,
             "the time to launch a kernel": self.launch_s,
-            "the rate of copies from the host": self.host_to_device_bytes_per_s,
+            "the rate of copies from the host": copied or None,
             "the links": self.all_reduce or None,
             "the latency of an all-reduce": None if None in latencies else True,
         }

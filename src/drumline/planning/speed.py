@@ -292,6 +292,8 @@ class ProfiledSpeed:
     def _copy(self, share: int) -> Part:
         total = share * self.workload.sample_bytes
         line = f"{share:,} samples × {data(self.workload.sample_bytes)} = {data(total)}"
+        if self.profile.kind == "cpu":
+            return Part("copy", 0.0, f"{line}, read where they are")
         rate = self.profile.host_to_device_bytes_per_s
         if rate is None or not rate.value:
             return Part("copy", 0.0, f"{line}; the copy's rate is not known, counts as nothing")

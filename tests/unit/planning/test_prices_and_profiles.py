@@ -112,6 +112,14 @@ def test_gaps_name_what_nobody_has_put_in() -> None:
     )
 
 
+def test_nothing_is_copied_to_a_cpu() -> None:
+    on_cpu = profile(kind="cpu", host_to_device_bytes_per_s=None)
+    assert on_cpu.gaps(Precision.FP32) == ()
+    assert profile(host_to_device_bytes_per_s=None).gaps(Precision.FP32) == (
+        "the rate of copies from the host",
+    )
+
+
 def test_datasheet_values_are_told_from_measurements() -> None:
     assert not figure(1.0).is_datasheet
     assert figure(1.0).model_copy(update={"source": "datasheet: NVIDIA"}).is_datasheet
