@@ -51,6 +51,21 @@ def test_steps_and_links_are_timed_on_real_processes(tmp_path: Path) -> None:
     assert found.notes == ("links on 4 ranks taken as on 2",)
 
 
+@pytest.mark.gpu
+def test_steps_and_links_are_timed_on_gpus(tmp_path: Path) -> None:
+    machine = Machine.probe()
+    rows = np.random.default_rng(0).standard_normal((1000, WIDTH)).astype(np.float32)
+    given = config(tmp_path, rows).model_copy(update={"devices": "auto"})
+    there = min(2, len(machine.usable))
+    speed = calibrate(given, [1, there], machine, budget_s=0.2)
+    assert [point.samples for point in speed.calibration.none] == [64]
+    for point in (*speed.calibration.none, *speed.calibration.distributed):
+        assert len(point.remaining_s) == 4
+        assert 0 <= max(point.remaining_s) < point.step_s
+    assert speed.calibration.slowdown == {}
+    assert speed.profile.links(2)[0] is not None or there == 1
+
+
 def test_steps_that_fail_are_a_clear_error(tmp_path: Path) -> None:
     rows = np.full((1000, WIDTH), np.nan, dtype=np.float32)
     with pytest.raises(LaunchError, match="The calibration failed"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,10 @@ from drumline.training.source import StepBatch
 
 RESULT = "calibration.json"
 WARM_UP_STEPS = 5
-"""The first steps are careful (see `StandardStep`), choose kernels, and fill caches."""
-LEAST_STEPS = 5
+"""The first steps are careful (see `StandardStep`), choose kernels, and fill caches. Where they are
+long, `LEAST_STEPS` have to do.
+"""
+LEAST_STEPS = 3
 MOST_STEPS = 200
 TRIMMED = 0.1
 """Part of the steps left out at either end of the sorted times."""
@@ -119,23 +121,31 @@ def _open(config: RunConfig, world: World, series: Series, root: Path) -> Sessio
 def _time(session: Session, budget_s: float) -> SharePoint:
     """Time steps as the Trainer takes them, its watchers included."""
     batches = session.source.open(session.share, session.progress.cursor)
-    times: list[float] = []
-    fetched = 0.0
-    for number in range(WARM_UP_STEPS + MOST_STEPS):
-        if number == WARM_UP_STEPS:
-            session.world.synchronize()
-            times, fetched = [], 0.0
-        began = time.perf_counter()
-        ballot = session.world.control.call(stop=0)
-        batch = next(batches)
-        fetched += time.perf_counter() - began
-        _take(session, batch)
-        ballot.result()
-        times.append(time.perf_counter() - began)
-        if number >= WARM_UP_STEPS and len(times) >= LEAST_STEPS and sum(times) > budget_s:
-            break
+    spent, steps = 0.0, 0
+    while steps < LEAST_STEPS or (steps < WARM_UP_STEPS and spent < budget_s):
+        spent, steps = spent + sum(_timed_step(session, batches)), steps + 1
     session.world.synchronize()
-    return SharePoint(session.config.global_batch, trimmed_mean(times), fetched / len(times))
+    timed: list[tuple[float, float]] = []
+    spent = 0.0
+    while len(timed) < LEAST_STEPS or (len(timed) < MOST_STEPS and spent < budget_s):
+        timed.append(_timed_step(session, batches))
+        spent += sum(timed[-1])
+    session.world.synchronize()
+    fetched = sum(fetch_s for fetch_s, _ in timed) / len(timed)
+    return SharePoint(
+        session.config.global_batch, trimmed_mean([sum(parts) for parts in timed]), fetched
+    )
+
+
+def _timed_step(session: Session, batches: Iterator[StepBatch]) -> tuple[float, float]:
+    """One step of the Trainer's loop: seconds to fetch its data, and seconds for the rest."""
+    began = time.perf_counter()
+    ballot = session.world.control.call(stop=0)
+    batch = next(batches)
+    fetched = time.perf_counter()
+    _take(session, batch)
+    ballot.result()
+    return fetched - began, time.perf_counter() - fetched
 
 
 def _take(session: Session, batch: StepBatch) -> None:

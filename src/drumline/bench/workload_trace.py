@@ -63,21 +63,27 @@ def trace_workload(config: RunConfig) -> Workload:
     if config.task is None:
         raise BadInput("The config names no task.", remedy="Set task.name.")
     config.task.check()
-    done = subprocess.run(
-        [sys.executable, "-m", "drumline.bench.workload_trace"],
-        input=config.model_dump_json(),
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise LaunchError(
-            f"The task could not be traced: {last}",
-            remedy="Time it on a device instead: drumline estimate CONFIG --calibrate",
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "drumline.bench.workload_trace"],
+            input=config.model_dump_json(),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
         )
+    except subprocess.TimeoutExpired:
+        raise _untraceable(f"it was not done after {_TIMEOUT_S} s") from None
+    if done.returncode:
+        raise _untraceable((done.stderr.strip().splitlines() or ["it said nothing"])[-1])
     return Workload.from_dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _untraceable(why: str) -> LaunchError:
+    return LaunchError(
+        f"The task could not be traced: {why}",
+        remedy="Time it on a device instead: drumline estimate CONFIG --calibrate",
+    )
 
 
 @dataclass

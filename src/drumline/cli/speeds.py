@@ -37,7 +37,9 @@ def for_estimate(
     named = None if profile is None else load_profile(profile)
     if calibrate:
         from drumline.bench.calibration import calibrate as run_calibration
+        from drumline.cli.output import messages
 
+        messages().print("Timing steps of the config on this machine.", style="dim")
         return run_calibration(config, counts, machine, profile=named)
     found = named or profile_of(machine)
     if found is None:

@@ -10,7 +10,7 @@ import pytest
 
 from drumline.bench.workload_trace import trace, trace_workload
 from drumline.config import RunConfig, parse_config
-from drumline.errors import BadInput
+from drumline.errors import BadInput, LaunchError
 from drumline.planning.workload import Exchange
 
 WIDTH, LATENTS, ROWS = 24, 96, 300
@@ -78,6 +78,14 @@ def test_a_process_of_its_own_gives_the_same_counts(tmp_path: Path) -> None:
     assert trace_workload(config) == trace(config)
 
 
-def test_too_little_data_and_no_task_are_refused(tmp_path: Path) -> None:
+def test_a_config_without_a_task_is_refused() -> None:
     with pytest.raises(BadInput, match="names no task"):
         trace_workload(parse_config({"steps": 1}))
+
+
+def test_a_task_that_cannot_be_traced_says_why(tmp_path: Path) -> None:
+    config = sae(tmp_path)
+    np.save(tmp_path / "rows.npy", np.zeros((60, WIDTH), np.float32))  # 16 are left to train on
+    with pytest.raises(LaunchError, match="16 samples, and a trace needs 32") as caught:
+        trace_workload(config)
+    assert "--calibrate" in caught.value.remedy
