@@ -28,6 +28,12 @@ class Commands(LazyGroup):
         "train": Entry(
             "drumline.cli.train", "Train what a config file says, on one device or many."
         ),
+        "plan": Entry(
+            "drumline.cli.plan_command", "Show what a run would do on these devices, and why."
+        ),
+        "estimate": Entry(
+            "drumline.cli.estimate", "Predict speed, time and cost on several numbers of devices."
+        ),
         "run": Entry("drumline.cli.run", "Run your own script, one process per device."),
         "demo": Entry("drumline.cli.demo", "Train an SAE on a real language model, start to end."),
         "check": Entry("drumline.cli.check", "Check whether training will work on this machine."),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from drumline.config import Mode, RunConfig
 from drumline.errors import BadInput
 from drumline.hardware import Machine
+from drumline.planning.cost_model import Candidate, choose, not_built, predict
 from drumline.planning.devices import PlannedDevice, choose_devices
 from drumline.planning.shares import cut_shares
+from drumline.planning.speed import Speed
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Plan:
         shares: Samples of a full step for each rank; they sum to `global_batch`.
         micro_batch: The most samples one forward holds on any rank.
         reasons: Why each automatic choice was made, in words.
+        candidates: Ways to spread the run with their predicted step times, where a speed is known.
     """
 
     mode: Mode
@@ -34,6 +37,7 @@ class Plan:
     shares: tuple[int, ...]
     micro_batch: int
     reasons: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -45,13 +49,21 @@ class Plan:
         return {**asdict(self), "mode": self.mode.value, "world_size": self.world_size}
 
 
-def plan(config: RunConfig, machine: Machine, occupied: Collection[str] = ()) -> Plan:
+def plan(
+    config: RunConfig,
+    machine: Machine,
+    occupied: Collection[str] = (),
+    speed: Speed | None = None,
+) -> Plan:
     """Decide everything that is decided before a run.
 
     Args:
         config: A checked config.
         machine: What is there.
         occupied: UUIDs of devices that somebody else holds.
+        speed: What such a device can do. With it mode `auto`, and with devices `auto` their
+            number, go by predicted step time; without it, or where it has gaps, by the number of
+            devices.
 
     Raises:
         DeviceError: If the devices asked for are not there or not free.
@@ -67,18 +79,51 @@ def plan(config: RunConfig, machine: Machine, occupied: Collection[str] = ()) ->
             f"distributed.shares has {len(config.distributed.shares)} entries for {size} devices.",
             remedy="Give one share for each device.",
         )
-    mode, why = _choose_mode(config.distributed.mode, size)
+    mode, why = _choose_mode(config.distributed.mode, size, () if speed is None else speed.gaps)
     shares = spread(config, size)
-    micro_batch = min(config.micro_batch or max(shares), max(shares))
+    candidates = () if speed is None else compare(config, size, speed)
+    if speed is not None and not speed.gaps and config.distributed.mode is Mode.AUTO:
+        best, why = choose(candidates)
+        mode, shares, devices = Mode(best.mode), best.shares, devices[: best.devices]
     return Plan(
         mode=mode,
         backend=_choose_backend(config, devices),
         devices=tuple(devices),
         global_batch=config.global_batch,
         shares=shares,
-        micro_batch=max(micro_batch, min(granularity, max(shares))),
+        micro_batch=micro_batch_of(config, shares),
         reasons=(*reasons, why),
+        candidates=candidates,
     )
+
+
+def compare(config: RunConfig, size: int, speed: Speed) -> tuple[Candidate, ...]:
+    """Every way to spread a run over at most `size` devices, with its predicted step time.
+
+    Fewer devices are candidates only where the config leaves their number open.
+    """
+    is_open = config.devices.strip() == "auto" and config.distributed.shares is None
+    counts = sorted({1, *(2**power for power in range(size.bit_length())), size})
+    found = []
+    for count in counts:
+        shares = spread(config, count) if count == size else _equal_shares(config, count)
+        mode = Mode.NONE if count == 1 else Mode.DISTRIBUTED
+        candidate = predict(speed, mode.value, shares, micro_batch_of(config, shares))
+        if count != size and not is_open:
+            asked = f"{size} devices were asked for"
+            candidate = replace(candidate, selectable=False, note=asked)
+        found.append(candidate)
+    if size > 1:
+        shares = found[-1].shares
+        found.append(predict(speed, "dataparallel", shares, micro_batch_of(config, shares)))
+    return (*found, *not_built(size))
+
+
+def micro_batch_of(config: RunConfig, shares: Sequence[int]) -> int:
+    """The most samples that one forward holds on any rank with these shares."""
+    granularity = config.task.granularity if config.task else 1
+    most = max(shares)
+    return max(min(config.micro_batch or most, most), min(granularity, most))
 
 
 def spread(config: RunConfig, world_size: int) -> tuple[int, ...]:
@@ -108,6 +153,11 @@ def spread(config: RunConfig, world_size: int) -> tuple[int, ...]:
     return shares
 
 
+def _equal_shares(config: RunConfig, count: int) -> tuple[int, ...]:
+    granularity = config.task.granularity if config.task else 1
+    return cut_shares(config.global_batch, (1,) * count, granularity)
+
+
 def _most_devices(config: RunConfig, granularity: int) -> int:
     """More than this many devices would have no work, or are not what the config is made for."""
     if config.distributed.mode is Mode.NONE:
@@ -117,7 +167,7 @@ def _most_devices(config: RunConfig, granularity: int) -> int:
     return max(1, config.global_batch // granularity)
 
 
-def _choose_mode(mode: Mode, size: int) -> tuple[Mode, str]:
+def _choose_mode(mode: Mode, size: int, gaps: Sequence[str]) -> tuple[Mode, str]:
     if mode is Mode.NONE and size > 1:
         raise BadInput(
             f"distributed.mode none is for one device, and {size} were chosen.",
@@ -126,7 +176,11 @@ def _choose_mode(mode: Mode, size: int) -> tuple[Mode, str]:
     if mode is Mode.AUTO and size == 1:
         return Mode.NONE, "mode none: there is one device"
     if mode is Mode.AUTO:
-        return Mode.DISTRIBUTED, f"mode distributed: the model is replicated on {size} devices"
+        unknown = ", ".join(gaps) or "their speed"
+        return Mode.DISTRIBUTED, (
+            f"mode distributed: the model is replicated on {size} devices; by their number, for "
+            f"it is not known: {unknown}"
+        )
     return mode, f"mode {mode.value}: as the config says"
 
 

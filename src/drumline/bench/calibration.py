@@ -1,0 +1,247 @@
+"""A short calibration: real steps of a config timed on one device, and the links between several.
+
+The ranks' side is `timed_steps`. Shares are timed as they would fall to a rank on each number of
+devices, so that a prediction needs no law of how time grows with samples. The links are those of
+the devices that are there; for more devices than that a profile's links stand in, or those of the
+largest number that could be measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from drumline.bench import timed_steps
+from drumline.config import Mode, RunConfig
+from drumline.errors import BadInput, LaunchError
+from drumline.hardware import Machine
+from drumline.launch import LaunchRequest, launch
+from drumline.planning.devices import PlannedDevice, choose_devices
+from drumline.planning.plan import Plan, spread
+from drumline.planning.profile import AllReduce, DeviceProfile, find_profile
+from drumline.planning.speed import CalibratedSpeed, Control
+from drumline.planning.workload import Calibration
+from drumline.run_directory import RunDirectory
+
+_KINDS: dict[str, Literal["cuda", "rocm", "cpu"]] = {"cpu": "cpu", "rocm": "rocm"}
+
+BUDGET_S = 1.0
+"""Time for the steps of each share, after the warm-up."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a calibration runs on."""
+
+    config: RunConfig
+    devices: tuple[PlannedDevice, ...]
+    budget_s: float
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether ranks are processes on the CPU."""
+        return self.devices[0].kind == "cpu"
+
+
+def calibrate(
+    config: RunConfig,
+    counts: Sequence[int],
+    machine: Machine,
+    *,
+    profile: DeviceProfile | None = None,
+    budget_s: float = BUDGET_S,
+) -> CalibratedSpeed:
+    """Time a config on one device of this machine, and its links.
+
+    Args:
+        config: The run.
+        counts: Numbers of devices that will be asked about.
+        machine: What is there.
+        profile: Links for numbers of devices that are not there; by default the device's own.
+        budget_s: Seconds for the steps of each share.
+
+    Raises:
+        BadInput: If the config names no task, or cannot be shared by so many devices.
+        DeviceError: If there is no free device.
+        LaunchError: If the steps failed.
+    """
+    if config.task is None:
+        raise BadInput("The config names no task.", remedy="Set task.name.")
+    config.task.check()
+    devices = _devices(config, machine, max(counts))
+    ground = Ground(config, devices, budget_s)
+    shares = {count: max(_equal(config, count)) for count in sorted({1, *counts})}
+    alone = _alone(ground, shares)
+    several = [count for count in shares if 1 < count <= len(devices)]
+    together = _together(ground, several, shares, alone["exchange"]) if several else {}
+    calibration = Calibration.from_dict(
+        {
+            **alone,
+            "kind": devices[0].kind,
+            "slowdown": _slowdown(alone, together, shares, len(devices)),
+        }
+    )
+    described = _described(calibration, together, profile)
+    return CalibratedSpeed(calibration, described, _controls(together, config))
+
+
+def _described(
+    calibration: Calibration, together: dict[str, Any], asked: DeviceProfile | None
+) -> DeviceProfile:
+    """The device with its links: the measured ones, and those of a profile for other numbers."""
+    name, own = calibration.device, find_profile(calibration.device)
+    measured = links_of(together, calibration.exchange.gradient_bytes, name)
+    return DeviceProfile(
+        name=name,
+        matches=[] if own is None else [own.name, *own.matches],
+        kind=_KINDS.get(calibration.kind, "cuda"),
+        all_reduce=with_stand_ins(measured, asked or own),
+    )
+
+
+def _controls(together: dict[str, Any], config: RunConfig) -> dict[int, Control]:
+    """The control plane, by the number of ranks it was timed on."""
+    if not together:
+        return {}
+    size = max(map(int, together["all_reduce"]))
+    every = config.logging.every_steps
+    return {size: Control(together["vote_s"], together["gather_s"], every)}
+
+
+def _devices(config: RunConfig, machine: Machine, most: int) -> tuple[PlannedDevice, ...]:
+    """At most so many of the devices that the config asks for; as many processes on the CPU."""
+    asked = config.devices.strip()
+    if asked.startswith("cpu") or (asked == "auto" and not machine.usable):
+        cores = machine.host.cpu_usable or os.cpu_count() or 1
+        return tuple(choose_devices(f"cpu:{min(most, max(2, cores))}", machine, (), most)[0])
+    found, _ = choose_devices(asked, machine, (), most)
+    if found[0].simulated:
+        raise BadInput(
+            f"{found[0].name} is simulated; nothing can be timed on it.",
+            remedy="Leave out --calibrate to estimate from a stored profile.",
+        )
+    return tuple(found[:most])
+
+
+def _alone(ground: Ground, shares: dict[int, int]) -> dict[str, Any]:
+    """Steps on one device: the whole batch in mode none, each share under DDP. On the CPU mode
+    none also with each share, to compare with ranks that work beside each other.
+    """
+    series = []
+    for count, share in shares.items():
+        if count == 1 or ground.on_cpu:
+            series.append({"mode": "none", "share": share, "devices": count})
+        if count > 1:
+            series.append({"mode": "distributed", "share": share, "devices": count})
+    payload = {
+        "config": ground.config.model_dump(mode="json"),
+        "series": series,
+        "budget_s": ground.budget_s,
+    }
+    return _call(ground, 1, timed_steps.time_alone.__name__, payload)
+
+
+def _together(
+    ground: Ground, several: Sequence[int], shares: dict[int, int], exchange: dict[str, Any]
+) -> dict[str, Any]:
+    payload = {
+        "config": ground.config.model_dump(mode="json"),
+        "counts": list(several),
+        "shares": {str(count): shares[count] for count in several},
+        "gradient_bytes": exchange["gradient_bytes"],
+        "budget_s": ground.budget_s,
+    }
+    return _call(ground, max(several), timed_steps.time_together.__name__, payload)
+
+
+def _call(ground: Ground, size: int, function: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """Run a function of `timed_steps` on some ranks and read what it found."""
+    backend = "gloo" if ground.on_cpu else "nccl"
+    plan = Plan(Mode.DISTRIBUTED, backend, ground.devices[:size], size, (1,) * size, micro_batch=1)
+    spread_once = ground.config.distributed.model_copy(update={"max_restarts": 0})
+    with tempfile.TemporaryDirectory(prefix="drumline-calibration-") as folder:
+        run = RunDirectory.create(Path(folder))
+        run.write_config(ground.config.model_dump(mode="json"))
+        arguments = (f"{timed_steps.__name__}:{function}", json.dumps(payload))
+        lines: list[str] = []
+        ended = launch(
+            LaunchRequest(run, plan, "call", arguments, spread_once),
+            lambda _, line: lines.append(line),
+        )
+        result = run.path / timed_steps.RESULT
+        if ended.exit_code or not result.exists():
+            raise LaunchError(
+                f"The calibration failed: {ended.message}",
+                remedy=ended.remedy or "Train a few steps with drumline train to see why.",
+                output=lines[-15:],
+            )
+        found: dict[str, Any] = json.loads(result.read_text())
+        return found
+
+
+def _equal(config: RunConfig, count: int) -> tuple[int, ...]:
+    distributed = config.distributed
+    if distributed.shares is not None and len(distributed.shares) != count:
+        distributed = distributed.model_copy(update={"shares": None})
+    return spread(config.model_copy(update={"distributed": distributed}), count)
+
+
+def _slowdown(
+    alone: dict[str, Any], together: dict[str, Any], shares: dict[int, int], there: int
+) -> dict[int, float]:
+    """By how much CPU processes slow each other down; more processes than were tried share the
+    cores that there are.
+    """
+    by_share = {point["samples"]: point["step_s"] for point in alone["none"]}
+    found = {
+        int(count): max(1.0, seconds / by_share[shares[int(count)]])
+        for count, seconds in together.get("together", {}).items()
+    }
+    if not found:
+        return {}
+    largest = max(found)
+    beyond = {c: found[largest] * c / largest for c in shares if c > max(largest, there)}
+    return {**found, **beyond}
+
+
+def links_of(together: dict[str, Any], gradient_bytes: Sequence[int], name: str) -> list[AllReduce]:
+    """Alpha and beta so that the model gives the measured time for just these gradients."""
+    found = []
+    today = datetime.now(UTC).date().isoformat()
+    for text, times in together.get("all_reduce", {}).items():
+        size, calls = int(text), max(1, len(gradient_bytes))
+        latency = min(times["latency_s"], times["gradients_s"] / (2 * calls))
+        moved = 2 * (size - 1) / size * sum(gradient_bytes)
+        found.append(
+            AllReduce(
+                world_size=size,
+                latency_s=latency,
+                bus_bytes_per_s=max(1.0, moved / (times["gradients_s"] - calls * latency)),
+                source=f"measured: the gradients of the run, {size} × {name}",
+                date=today,
+            )
+        )
+    return found
+
+
+def with_stand_ins(
+    measured: Sequence[AllReduce], stand_in: DeviceProfile | None
+) -> list[AllReduce]:
+    """Measured links, and those of a profile for other numbers of ranks. A datasheet's stand in
+    only where nothing was measured: they have no latency.
+    """
+    if stand_in is None:
+        return list(measured)
+    known = {entry.world_size for entry in measured}
+    others = [
+        entry
+        for entry in stand_in.all_reduce
+        if entry.world_size not in known and (not measured or entry.latency_s is not None)
+    ]
+    return [*measured, *others]

@@ -1,0 +1,262 @@
+"""Counting what a step costs without a GPU: `python -m drumline.bench.workload_trace`, with a
+config as JSON on standard input and the counts as JSON on standard output.
+
+The task's own model and loss run under fake tensors, which know shapes and hold no data, so a
+model of any size is traced in seconds. A task whose shapes depend on its data is traced with real
+tensors and few samples instead. Two numbers of samples tell what grows with samples and what is
+paid once a micro-batch.
+
+Counted are the matrix products (torch's FlopCounterMode) and, operator by operator, the bytes of
+what goes in and comes out; an operator that only looks up rows counts what comes out, twice. What
+the counts do not know: kernels that CUDA has and the CPU does not, fusion, and caches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
+
+from drumline.config import ClusterEnvironment, RunConfig, parse_config
+from drumline.config.section import import_object
+from drumline.distributed import World
+from drumline.distributed.control import LocalControl
+from drumline.errors import BadInput, LaunchError
+from drumline.events import EventLog
+from drumline.planning.workload import Exchange, Workload
+from drumline.training.optimizer import build_optimizer
+from drumline.training.precision import Arithmetic
+from drumline.training.source import Cursor, ShareOfStep, Source
+from drumline.training.task import Losses, Setup, Task
+
+TRACED_SAMPLES = 32
+"""Samples of the smaller trace, rounded up to whole groups; the other has twice as many."""
+
+_IDLE = ("detach", "_local_scalar", "is_", "sym_", "size", "stride", "alias", "empty", "new_empty")
+_LOOK_UPS = ("index", "gather", "embedding", "select", "slice", "scatter")
+_TIMEOUT_S = 300
+
+
+def trace_workload(config: RunConfig) -> Workload:
+    """Trace a config in a process of its own, so that nothing of torch stays in this one.
+
+    Raises:
+        BadInput: If the config names no task.
+        LaunchError: If the task cannot be traced, with its own words.
+    """
+    if config.task is None:
+        raise BadInput("The config names no task.", remedy="Set task.name.")
+    config.task.check()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "drumline.bench.workload_trace"],
+            input=config.model_dump_json(),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _untraceable(f"it was not done after {_TIMEOUT_S} s") from None
+    if done.returncode:
+        raise _untraceable((done.stderr.strip().splitlines() or ["it said nothing"])[-1])
+    return Workload.from_dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _untraceable(why: str) -> LaunchError:
+    return LaunchError(
+        f"The task could not be traced: {why}",
+        remedy="Time it on a device instead: drumline estimate CONFIG --calibrate",
+    )
+
+
+@dataclass
+class Counts:
+    """What a part of a step cost."""
+
+    flop: float = 0.0
+    traffic: float = 0.0
+    kernels: int = 0
+
+
+class TrafficCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up bytes read and written, and operators that do something."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.traffic = 0.0
+        self.kernels = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        result = func(*args, **(kwargs or {}))
+        if _works(func):
+            self.kernels += 1
+            self.traffic += _traffic(func, (args, kwargs), result)
+        return result
+
+
+def trace(config: RunConfig) -> Workload:
+    """Trace in this process."""
+    try:
+        return _trace(config, fake=True)
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return _trace(config, fake=False)
+
+
+def _trace(config: RunConfig, *, fake: bool) -> Workload:
+    task, model, source = _build(config)
+    groups = task.granularity
+    least = -(-TRACED_SAMPLES // groups) * groups
+    sizes = (least, 2 * least)
+    batches = [_batch(source, size, groups) for size in sizes]
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    if mode is not None:
+        model = _faked(model, mode)
+    with mode or nullcontext():
+        passes = []
+        for size, batch in zip(sizes, batches, strict=True):
+            data = batch if mode is None else tree_map_only(Tensor, mode.from_tensor, batch)
+            losses, counts = _pass(config, task, model, data)
+            passes.append((size, counts))
+        update = _update(config, model)
+    (few, low), (many, high) = passes
+    traffic = (high.traffic - low.traffic) / (many - few)
+    leaves = [leaf for leaf in tree_leaves(batches[-1]) if isinstance(leaf, Tensor)]
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return Workload(
+        flop_per_sample=(high.flop - low.flop) / (many - few),
+        traffic_per_sample=traffic,
+        traffic_per_pass=max(0.0, high.traffic - traffic * many),
+        traffic_per_step=update.traffic,
+        kernels_per_pass=high.kernels,
+        kernels_per_step=update.kernels,
+        sample_bytes=sum(leaf.numel() * leaf.element_size() for leaf in leaves) / many,
+        parameters=sum(p.numel() for p in parameters),
+        steps=config.steps or source.steps_in_epochs(config.epochs or 1, config.global_batch),
+        exchange=_exchange(config, parameters, losses),
+        method="traced under fake tensors" if fake else "traced with real tensors, few samples",
+    )
+
+
+def _build(config: RunConfig) -> tuple[Task, nn.Module, Source]:
+    assert config.task is not None
+    device = torch.device("cpu")
+    alone = ClusterEnvironment.detect({})
+    world = World(0, 1, 0, device, "none", LocalControl(), config.distributed, alone)
+    task: Task = import_object(config.task.implementation)()
+    task.setup(Setup(config, world, EventLog(Path(os.devnull))))
+    torch.manual_seed(config.seed)
+    model = task.build_model().to(device, Arithmetic(config.precision, device).weights)
+    return task, model, task.build_source()
+
+
+def _batch(source: Source, size: int, granularity: int) -> Any:
+    share = ShareOfStep(0, (size,), size, granularity)
+    batch = next(source.open(share, Cursor()))
+    if batch.count < size:
+        raise BadInput(
+            f"The data has {batch.count} samples, and a trace needs {size}.",
+            remedy="Use more data, or --calibrate.",
+        )
+    return batch.data
+
+
+def _faked(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """The model with fake parameters and buffers."""
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                fake = mode.from_tensor(parameter)
+                module._parameters[name] = nn.Parameter(fake, parameter.requires_grad)
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None:
+                module._buffers[name] = mode.from_tensor(buffer)
+    return model
+
+
+def _pass(config: RunConfig, task: Task, model: nn.Module, data: Any) -> tuple[Losses, Counts]:
+    """One micro-batch forward and backward."""
+    arithmetic = Arithmetic(config.precision, torch.device("cpu"))
+    model.zero_grad(set_to_none=True)
+    with FlopCounterMode(display=False) as flops, TrafficCounter() as traffic:
+        with arithmetic.autocast():
+            losses = task.loss(model, data)
+        torch.autograd.backward(losses.loss_sum)
+    return losses, Counts(flops.get_total_flops(), traffic.traffic, traffic.kernels)
+
+
+def _update(config: RunConfig, model: nn.Module) -> Counts:
+    """Norm and optimizer, in a step after the first."""
+    optimizer = build_optimizer(config.optimizer, model)
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    optimizer.step()
+    with TrafficCounter() as traffic:
+        nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        optimizer.step()
+    return Counts(0.0, traffic.traffic, traffic.kernels)
+
+
+def _exchange(config: RunConfig, parameters: list[nn.Parameter], losses: Losses) -> Exchange:
+    """Gradients in the order in which a backward usually finishes them: the last layer first."""
+    sums = [value.numel() * value.element_size() for value in losses.step_sums.values()]
+    return Exchange(
+        tuple(p.numel() * p.element_size() for p in reversed(parameters)),
+        (torch.int32.itemsize, *sums),
+        int(config.distributed.bucket_cap_mb * 2**20),
+    )
+
+
+def _works(func: Any) -> bool:
+    """Whether an operator touches memory, and does not only rename, reserve or ask."""
+    space, _, name = str(func).partition(".")
+    if getattr(func, "is_view", False) or space in ("prim", "profiler"):
+        return False
+    return not name.startswith(_IDLE)
+
+
+def _traffic(func: Any, given: Any, result: Any) -> float:
+    name = str(func).partition(".")[2]
+    out = _bytes(result)
+    if name.startswith(_LOOK_UPS):
+        return 2 * out
+    read = _bytes(given)
+    returned = {id(leaf) for leaf in tree_leaves(result)}
+    written_in_place = 0.0
+    if "_fused" in name or "_foreach" in name:
+        mutated = zip(func._schema.arguments, given[0], strict=False)
+        written_in_place = sum(
+            _bytes(value)
+            for argument, value in mutated
+            if argument.name != "grads"  # named as written for the sake of loss scaling
+            and argument.alias_info is not None
+            and argument.alias_info.is_write
+            and not any(id(leaf) in returned for leaf in tree_leaves(value))
+        )
+    return read + out + written_in_place
+
+
+def _bytes(value: Any) -> float:
+    leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return float(sum(leaf.numel() * leaf.element_size() for leaf in leaves))
+
+
+if __name__ == "__main__":
+    traced = trace(parse_config(json.load(sys.stdin)))
+    sys.stdout.write(json.dumps(traced.as_dict()) + "\n")

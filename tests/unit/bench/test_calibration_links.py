@@ -1,0 +1,58 @@
+"""From measured times to links, and whose links stand in for devices that are not here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from planning.speed_by_hand import MB, link, profile
+
+from drumline.bench.calibration import calibrate, links_of, with_stand_ins
+from drumline.bench.timed_steps import trimmed_mean
+from drumline.config import parse_config
+from drumline.errors import BadInput
+from drumline.hardware import Device, Host, Machine
+from drumline.planning.cost_model import all_reduce_s
+
+GRADIENTS = (30 * MB, 10 * MB)
+
+
+def measured(**times: float) -> dict[str, Any]:
+    return {"all_reduce": {"4": times}}
+
+
+def test_the_links_give_back_the_measured_time_of_the_gradients() -> None:
+    (found,) = links_of(measured(latency_s=1e-3, gradients_s=0.062), GRADIENTS, "Abacus")
+    assert (found.world_size, found.latency_s) == (4, 1e-3)
+    assert found.bus_bytes_per_s == pytest.approx(1e9)  # 2 x 3/4 x 40 MB in 62 - 2 x 1 ms
+    assert all_reduce_s(found, 4, GRADIENTS) == pytest.approx(0.062)
+
+
+def test_a_latency_above_the_time_of_the_gradients_is_noise() -> None:
+    (found,) = links_of(measured(latency_s=1.0, gradients_s=0.060), GRADIENTS, "Abacus")
+    assert all_reduce_s(found, 4, GRADIENTS) == pytest.approx(0.060)
+
+
+def test_measured_links_come_before_a_profile_and_long_before_a_datasheet() -> None:
+    here = [link(2)]
+    known = profile(all_reduce=[link(2, bus=5.0), link(4), link(8, latency_s=None)])
+    assert with_stand_ins(here, known) == [link(2), link(4)]
+    assert with_stand_ins([], known) == known.all_reduce
+    assert with_stand_ins(here, None) == here
+
+
+def test_rare_hiccups_do_not_count() -> None:
+    assert trimmed_mean([2.0] * 9 + [1.0] * 9 + [100.0, 0.0]) == pytest.approx(1.5)
+
+
+def test_simulated_devices_cannot_be_timed() -> None:
+    device = Device("SIM-1", 0, "simulated-cuda", name="Abacus (simulated)", simulated=True)
+    task = {"name": "sae", "activations": __file__}
+    config = parse_config({"steps": 1, "global_batch": 8, "task": task})
+    with pytest.raises(BadInput, match="nothing can be timed on it"):
+        calibrate(config, [1], Machine(Host("here"), (device,)))
+
+
+def test_a_config_without_a_task_cannot_be_timed() -> None:
+    with pytest.raises(BadInput, match="names no task"):
+        calibrate(parse_config({"steps": 1}), [1], Machine(Host("here")))

@@ -1,0 +1,91 @@
+"""Counts of a trace against arithmetic on the shapes of an SAE."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from drumline.bench.workload_trace import trace, trace_workload
+from drumline.config import RunConfig, parse_config
+from drumline.errors import BadInput, LaunchError
+from drumline.planning.workload import Exchange
+
+WIDTH, LATENTS, ROWS = 24, 96, 300
+PARAMETERS = 2 * WIDTH * LATENTS + LATENTS + WIDTH
+
+
+def sae(folder: Path, architecture: str = "standard", **keys: Any) -> RunConfig:
+    rows = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
+    np.save(folder / "rows.npy", rows)
+    task = {
+        "name": "sae",
+        "activations": str(folder / "rows.npy"),
+        "architecture": architecture,
+        "latents": LATENTS,
+        "k": 4,
+        "batchtopk_group": 16,
+        "evaluation": {"samples": 44},
+    }
+    return parse_config({"epochs": 2, "global_batch": 100, "task": task, **keys})
+
+
+def test_flop_of_a_dense_sae(tmp_path: Path) -> None:
+    # Encoder and decoder, each a product forward and two backward (the decoder bias is taken off
+    # the inputs, so that gradient is needed, too): 6 products of 2 x width x latents.
+    assert trace(sae(tmp_path)).flop_per_sample == 6 * 2 * WIDTH * LATENTS
+
+
+def test_bytes_steps_and_exchange(tmp_path: Path) -> None:
+    traced = trace(sae(tmp_path))
+    assert traced.parameters == PARAMETERS
+    assert traced.sample_bytes == 4 * WIDTH
+    assert traced.steps == 2 * 3  # 256 rows to train on in steps of 100
+    assert traced.exchange.total_bytes == 4 * PARAMETERS
+    # Whether the gradient is finite, as int32; how often each latent fired, as float64.
+    assert traced.exchange.blocking_bytes[0] == 4
+    assert 8 * LATENTS in traced.exchange.blocking_bytes
+    # Adam reads weight, gradient and two moments and writes all but the gradient; the norm reads
+    # the gradient once more. What is small beside that are norms and step counts.
+    assert 32 * PARAMETERS <= traced.traffic_per_step < 32.5 * PARAMETERS
+
+
+def test_buckets_are_bounded_as_the_config_says(tmp_path: Path) -> None:
+    traced = trace(sae(tmp_path, distributed={"bucket_cap_mb": 2}))
+    assert isinstance(traced.exchange, Exchange)
+    assert traced.exchange.bucket_bytes == 2 * 2**20
+
+
+def test_traffic_of_dense_latents_grows_with_samples(tmp_path: Path) -> None:
+    # At the least the latents are written and read by their own forward and backward: projection,
+    # activation, and the gradients of both.
+    assert trace(sae(tmp_path)).traffic_per_sample > 4 * 2 * 4 * LATENTS
+
+
+def test_a_task_whose_shapes_depend_on_its_data_is_traced_with_real_tensors(
+    tmp_path: Path,
+) -> None:
+    traced = trace(sae(tmp_path, "batchtopk"))
+    assert traced.method == "traced with real tensors, few samples"
+    assert traced.flop_per_sample > 0
+    assert trace(sae(tmp_path, "topk")).method == "traced under fake tensors"
+
+
+def test_a_process_of_its_own_gives_the_same_counts(tmp_path: Path) -> None:
+    config = sae(tmp_path)
+    assert trace_workload(config) == trace(config)
+
+
+def test_a_config_without_a_task_is_refused() -> None:
+    with pytest.raises(BadInput, match="names no task"):
+        trace_workload(parse_config({"steps": 1}))
+
+
+def test_a_task_that_cannot_be_traced_says_why(tmp_path: Path) -> None:
+    config = sae(tmp_path)
+    np.save(tmp_path / "rows.npy", np.zeros((60, WIDTH), np.float32))  # 16 are left to train on
+    with pytest.raises(LaunchError, match="16 samples, and a trace needs 32") as caught:
+        trace_workload(config)
+    assert "--calibrate" in caught.value.remedy

@@ -1,0 +1,160 @@
+"""`drumline plan` and `drumline estimate`, on a machine without GPUs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from drumline.cli.estimate import parse_counts
+from drumline.cli.main import run
+from drumline.errors import BadInput
+from drumline.hardware import Host, Machine
+
+PRICES = """
+currency: EUR
+prices:
+  - {devices: [H100], per_hour: 2.0, vendor: ours, source: a contract, date: "2026-01-31"}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    from drumline.bench import workload_trace
+    from drumline.launch import preflight
+
+    # In this process: another one each time would load torch again.
+    monkeypatch.setattr(workload_trace, "trace_workload", workload_trace.trace)
+    monkeypatch.setattr(preflight, "visible_machine", lambda: Machine(Host("h", cpu_usable=2)))
+
+
+@pytest.fixture
+def config() -> str:
+    rows = np.random.default_rng(0).standard_normal((1000, 16)).astype(np.float32)
+    np.save("rows.npy", rows)
+    task = {"name": "sae", "activations": "rows.npy", "latents": 64, "k": 4}
+    task |= {"architecture": "standard", "evaluation": {"samples": 100}}
+    given = {"steps": 3600, "global_batch": 64, "precision": "bf16", "task": task}
+    Path("sae.yaml").write_text(yaml.safe_dump(given))
+    return "sae.yaml"
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(list(arguments)) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_laptop_plans_for_eight_cards_and_writes_nothing(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(Path().iterdir())
+    shown = output(capsys, "plan", config, "--simulate", "8xH100", "--explain")
+    assert sorted(Path().iterdir()) == before
+    assert "distributed over nccl · 8 ranks" in shown
+    assert "(simulated)" in shown
+    assert "global batch 64 / 8 devices = 8 samples each" in shown
+    # 6 products of 2 x 16 x 64 = 12.3 kFLOP a sample.
+    assert "8 samples × 12.3 kFLOP = 98.3 kFLOP" in shown
+    assert "sharded 8 – not built yet" in shown
+
+
+def test_the_plan_for_programs(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    read = json.loads(output(capsys, "plan", config, "--simulate", "2xH100", "--json"))
+    assert read["shares"] == [32, 32]
+    assert read["batch"]["micro_batches"] == [[32], [32]]
+    assert read["learning_rates"] == {"none": 1e-3, "linear": 1e-3, "sqrt": 1e-3}
+    assert [c["mode"] for c in read["candidates"]][:2] == ["none", "distributed"]
+    assert read["missing"] == []
+
+
+def test_out_is_the_only_file_a_plan_writes(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output(capsys, "plan", config, "--out", "plan.json", "micro_batch=10")
+    read = json.loads(Path("plan.json").read_text())
+    assert read["batch"]["micro_batches"] == [[10, 10, 10, 2], [10, 10, 10, 2]]
+
+
+def test_without_a_profile_the_plan_says_what_it_lacks(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = output(capsys, "plan", config)
+    assert "2 × CPU process" in shown
+    assert "no step times: no profile is stored for these devices" in shown
+
+
+def test_samples_a_device_set_the_global_batch_with_advice_that_is_not_applied(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("plan", config, "--simulate", "8xH100", "--per-device", "32")
+    read = json.loads(output(capsys, *arguments, "--json"))
+    assert read["global_batch"] == 256
+    assert read["learning_rates"] == pytest.approx({"none": 1e-3, "linear": 4e-3, "sqrt": 2e-3})
+    assert "linear: 0.001 × 256 / 64 = 0.004" in output(capsys, *arguments)
+
+
+def test_an_estimate_from_a_stored_profile_with_ones_own_prices(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.yaml").write_text(PRICES)
+    arguments = ("estimate", config, "--gpus", "1,8", "--profile", "h100-sxm")
+    read = json.loads(output(capsys, *arguments, "--prices", "mine.yaml", "--json"))
+    assert [row["devices"] for row in read["rows"]] == [1, 8]
+    for row in read["rows"]:
+        hours = row["devices"] * 3600 * row["step_s"] / 3600  # 3600 steps
+        assert row["cost"] == pytest.approx(2.0 * hours)
+    assert read["currency"] == "EUR"
+    shown = output(capsys, *arguments, "--explain")
+    assert "3,600 steps of 64 samples" in shown
+    assert "datasheet peaks, so real steps are slower" in shown
+    assert "not known, and counted as nothing" in shown
+
+
+def test_a_missing_price_is_said_to_be_missing(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("none.yaml").write_text("prices: []\n")
+    arguments = ("estimate", config, "--profile", "h100-sxm", "--prices", "none.yaml")
+    shown = output(capsys, *arguments)
+    assert "missing" in shown
+    assert "the price of H100 SXM is missing from the price list: no cost" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plan", "sae.yaml", "--gpus", "2"], "2 GPUs were asked for, and this machine has none"),
+        (["plan", "sae.yaml", "--simulate", "8xH1"], "H1"),
+        (["plan", "sae.yaml", "--gpus", "cpu:65"], "global_batch 64 cannot be shared by 65"),
+        (["plan", "missing.yaml"], "There is no file missing.yaml"),
+        (["plan", "sae.yaml", "--out", "no/plan.json"], "no/plan.json cannot be written"),
+        (["estimate", "sae.yaml"], "No profile is stored for the devices of this machine"),
+        (["estimate", "sae.yaml", "--gpus", "1,65"], "global_batch 64 cannot be shared by 65"),
+        (["estimate", "sae.yaml", "--gpus", "1,two"], "does not list numbers of devices"),
+        (["estimate", "sae.yaml", "--profile", "h900"], "no profile 'h900'"),
+        (["estimate", "sae.yaml", "--prices", "no.yaml"], "There is no file no.yaml"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    config: str, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert run(arguments) == 2
+    shown = capsys.readouterr()
+    assert said in " ".join(shown.err.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "counts", "on_cpu"),
+    [("4,1,2,2", [1, 2, 4], False), ("cpu:2, cpu:1", [1, 2], True)],
+)
+def test_counts(text: str, counts: list[int], on_cpu: bool) -> None:
+    assert parse_counts(text) == (counts, on_cpu)
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,cpu:2", "-1", "1.5"])
+def test_what_is_no_count(text: str) -> None:
+    with pytest.raises(BadInput, match="does not list numbers"):
+        parse_counts(text)
