@@ -140,13 +140,13 @@ class _Cell(torch.autograd.Function):
         ctx: Any, from_input: Tensor, _: Tensor, cell: Tensor, *biases: Tensor
     ) -> tuple[Tensor, Tensor]:
         after = torch.empty_like(cell)
-        ctx.save_for_backward(cell, torch.empty_like(from_input))
+        ctx.save_for_backward(torch.empty_like(from_input), cell, after)
         ctx.biases = len(biases)
         return torch.empty_like(cell), after
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
-        cell, gates = ctx.saved_tensors
+        gates, cell = ctx.saved_tensors[:2]
         for_gates, for_cell = torch.empty_like(gates), torch.empty_like(cell)
         return for_gates, for_gates, for_cell, *(for_gates.sum(0) for _ in range(ctx.biases))

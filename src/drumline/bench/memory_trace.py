@@ -144,7 +144,7 @@ def _run(
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     lambda p: recorder.label([p.grad], "gradients", only="temporaries")
                 )
-        optimizer.register_step_post_hook(lambda *_: recorder.label(_state(optimizer), "optimizer"))
+        _watch(optimizer, recorder)
         for index in range(steps):
             with recorder.within("batch"):
                 data = enlarged(batch, read, share)
@@ -152,6 +152,20 @@ def _run(
             del data
         recorder.stop()
         strategy.teardown()
+
+
+def _watch(optimizer: torch.optim.Optimizer, recorder: AllocationRecorder) -> None:
+    """Tell the optimizer's state from what passes while it steps."""
+
+    def before(*_: Any) -> None:
+        recorder.category = "temporaries"
+
+    def after(*_: Any) -> None:
+        recorder.category = "activations"
+        recorder.label(_state(optimizer), "optimizer")
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
 
 
 def _take(step: Step, data: Any, index: int, sizes: tuple[int, int]) -> None:

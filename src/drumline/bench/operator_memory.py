@@ -24,6 +24,10 @@ _SORTED_AT_ONCE = 4096
 _NORM_CHUNK = 65_536
 """Elements that one thread block of the multi-tensor norm takes."""
 
+_DIGITS = 256
+_TOPK_BLOCK = 16_384
+"""Radix select counts digits for every block of this many elements of a slice."""
+
 _ROWS_PER_SEGMENT = 10
 _FEW_INDICES = 3072
 
@@ -73,6 +77,16 @@ def _sort(args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> Temporaries:
     return (keys.numel() * 8, keys.numel() * (keys.element_size() + 8))
 
 
+def _topk(args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> Temporaries:
+    """Counts of digits, for every block and summed for every slice (cuda/TensorTopK.cu)."""
+    entered, dim = args[0], kwargs.get("dim", args[2] if len(args) > 2 else -1)
+    if entered.dim() == 0 or entered.numel() == 0:
+        return ()
+    slices = entered.numel() // entered.size(dim)
+    blocks = slices * -(-entered.size(dim) // _TOPK_BLOCK)
+    return (blocks * _DIGITS * 2, slices * _DIGITS * 4)
+
+
 def _embedding_gradient(args: tuple[Any, ...], _: dict[str, Any], result: Any) -> Temporaries:
     """Sorted indices and float32 sums of segments (cuda/EmbeddingBackwardKernel.cu)."""
     count, (rows, width) = args[1].numel(), result.shape
@@ -116,6 +130,7 @@ _RULES: dict[Any, Rule] = {
     aten.mean: _reduction,
     aten.prod: _reduction,
     aten.linalg_vector_norm: _norm,
+    aten.topk: _topk,
     aten.sort: _sort,
     aten.argsort: _sort,
     aten.embedding_dense_backward: _embedding_gradient,

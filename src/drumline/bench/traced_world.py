@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -114,7 +115,7 @@ class TracedReplicas(DataParallelReplicas):
         self._views.clear()
         self._buckets.clear()
         cap = int(self.config.bucket_cap_mb * 2**20)
-        for members in bucketed(parameters, lambda p: p.nbytes, cap):
+        for members in bucketed(parameters, cap, min(FIRST_BUCKET, cap)):
             length = sum(parameter.numel() for parameter in members)
             with self._recorder.within("buckets"):
                 bucket = torch.empty(length, dtype=members[0].dtype)
@@ -126,23 +127,23 @@ class TracedReplicas(DataParallelReplicas):
                 offset += parameter.numel()
 
     def _broadcast(self) -> None:
-        """The flat copies in which weights and buffers are sent, two at a time."""
-        states = [*self.model.parameters(), *self.model.buffers()]
-        before = None
-        for members in bucketed([s.detach() for s in states], lambda t: t.nbytes, BROADCAST_CHUNK):
-            with self._recorder.within("temporaries"):
-                flat = torch.empty(sum(member.nbytes for member in members), dtype=torch.uint8)
-            before = flat
-        del before
+        """The flat copies in which weights and buffers are sent; at most two at a time."""
+        states = [state.detach() for state in (*self.model.parameters(), *self.model.buffers())]
+        under_way: deque[Tensor] = deque(maxlen=2)
+        for members in bucketed(states, BROADCAST_CHUNK, BROADCAST_CHUNK):
+            if len(members) > 1:  # one alone is sent as it is
+                with self._recorder.within("temporaries"):
+                    length = sum(member.nbytes for member in members)
+                    under_way.append(torch.empty(length, dtype=torch.uint8))
 
 
-def bucketed(items: list[Any], size: Callable[[Any], int], cap: int) -> list[list[Any]]:
-    """Items in order, in groups that close once they reach `cap` bytes; DDP's first is 1 MiB."""
+def bucketed(tensors: Sequence[Tensor], cap: int, first: int) -> list[list[Any]]:
+    """Tensors in order, in groups that close once they reach `cap` bytes, the first at `first`."""
     groups: list[list[Any]] = [[]]
-    filled, limit = 0, min(FIRST_BUCKET, cap)
-    for item in items:
-        groups[-1].append(item)
-        filled += size(item)
+    filled, limit = 0, first
+    for tensor in tensors:
+        groups[-1].append(tensor)
+        filled += tensor.nbytes
         if filled >= limit:
             groups.append([])
             filled, limit = 0, cap
