@@ -59,7 +59,7 @@ def cases() -> list[Case]:
         for task in [{"architecture": architecture}]
     ]
     small = sizes["small"]
-    dead = {"task": {"dead_after_samples": 4096}}
+    dead = {"task": {"dead_after_samples": 4096, "k": 10}}  # some 8 % after the first step
     found += [
         Case("sae topk micro-batches", "sae", "bf16", small, {"micro_batch": 1024}),
         Case("sae topk foreach adam", "sae", "fp32", small, _foreach()),

@@ -102,7 +102,7 @@ def _take_steps(session: Session, steps: int) -> None:
 
 def _read(world: World, used_before: int | None) -> MeasuredMemory:
     device = world.device
-    snapshot = torch.cuda.memory._snapshot(device)
+    snapshot = torch.cuda.memory._snapshot()
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
     traces = snapshot["device_traces"][device.index or 0]
@@ -120,10 +120,10 @@ def _read(world: World, used_before: int | None) -> MeasuredMemory:
 
 def _event(entry: dict[str, Any]) -> list[Any]:
     where = ""
-    if entry["action"] == "alloc" and entry["size"] >= _TRACED_FROM:
+    if entry["action"] == "alloc" and entry.get("size", 0) >= _TRACED_FROM:
         frames = entry.get("frames", [])[:_FRAMES]
         where = " < ".join(f"{Path(f['filename']).name}:{f['line']}" for f in frames)
-    return [entry["action"], entry["size"], entry.get("addr", 0), where]
+    return [entry["action"], entry.get("size", 0), entry.get("addr", 0), where]
 
 
 def _versions() -> dict[str, str]:

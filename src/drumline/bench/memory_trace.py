@@ -1,8 +1,9 @@
 """Traces the memory of real optimizer steps without a GPU: `python -m drumline.bench.memory_trace`.
 
 The real task's model, loss, optimizer and step run under fake tensors, which have shapes and no
-values, while every allocation is written down. Reads a request as JSON on stdin, and answers with
-a `MemoryTrace` as JSON. Left out, and said so: initialisation from data, evaluation, checkpoints.
+values, while every allocation is written down. Reads requests on stdin, a line of JSON each, and
+answers each with a `MemoryTrace`. Left out, and said so: initialisation from data, evaluation,
+checkpoints.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -232,9 +233,8 @@ def _untraceable(error: Exception) -> BadInput:
     )
 
 
-def main() -> int:
-    """Answer the request on stdin; an error is answered as JSON, too."""
-    request = json.load(sys.stdin)
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """The trace of a config's task, or the error that kept it from being made."""
     try:
         config = parse_config(request["config"])
         if config.task is None:
@@ -243,13 +243,17 @@ def main() -> int:
                 remedy="Set task.name, or call trace_own_model from the script.",
             )
         task: Task = import_object(config.task.implementation)()
-        trace = trace_task(task, config, **request["options"])
-        json.dump({"trace": trace.as_dict()}, sys.stdout)
+        return {"trace": trace_task(task, config, **request["options"]).as_dict()}
     except DrumlineError as error:
-        json.dump({"error": error.as_dict()}, sys.stdout)
-        return error.exit_code
-    return 0
+        return {"error": error.as_dict(), "bad_input": isinstance(error, BadInput)}
+
+
+def main() -> None:
+    """Answer the requests on stdin, a line of JSON each, with a line each on stdout."""
+    with redirect_stdout(sys.stderr):  # what libraries print must not stand among answers
+        for line in sys.stdin:
+            print(json.dumps(answer(json.loads(line))), file=sys.__stdout__, flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

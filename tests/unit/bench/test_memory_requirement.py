@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from drumline.bench.memory import (
+    TracingProcess,
     estimate_memory_requirement,
     fit_micro_batch,
-    trace_in_subprocess,
 )
 from drumline.config import RunConfig
-from drumline.errors import BadInput, DataError
+from drumline.errors import BadInput, LaunchError
 from drumline.planning.memory import fits
 from drumline.planning.memory_trace import MemoryTrace
 
@@ -36,7 +36,9 @@ def activations(tmp_path: Path) -> Path:
 
 
 def test_a_config_is_traced_in_its_own_process(activations: Path) -> None:
-    trace = trace_in_subprocess(sae_config(activations), world_size=2)
+    with TracingProcess() as tracer:
+        trace = tracer(sae_config(activations), world_size=2)
+        assert tracer(sae_config(activations), 2) == trace
     assert (trace.share, trace.micro_batch, trace.world_size) == (128, 128, 2)
     of = dict.fromkeys(trace.categories, 0)
     for size, category in zip(trace.sizes, trace.categories, strict=True):
@@ -45,11 +47,19 @@ def test_a_config_is_traced_in_its_own_process(activations: Path) -> None:
 
 
 def test_what_is_wrong_with_a_config_comes_back_as_its_error(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"missing\.npy"):
-        trace_in_subprocess(sae_config(tmp_path / "missing.npy"))
-    with pytest.raises(BadInput, match="names no task"):
-        trace_in_subprocess(RunConfig.model_validate({"steps": 1}))
-    assert issubclass(DataError, BadInput)
+    with TracingProcess() as tracer:
+        with pytest.raises(BadInput, match=r"missing\.npy"):
+            tracer(sae_config(tmp_path / "missing.npy"))
+        with pytest.raises(BadInput, match="names no task"):
+            tracer(RunConfig.model_validate({"steps": 1}))
+
+
+def test_a_process_that_dies_says_its_last_words(
+    activations: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with TracingProcess() as tracer, pytest.raises(LaunchError, match="exit code 1"):
+        tracer(sae_config(activations))
 
 
 class Tracer:
