@@ -23,6 +23,12 @@ from queue import Queue
 from typing import Any
 
 LIMIT_S = 150
+SHARED_BY = 3
+"""Measurements on one GPU at once; what torch reserves does not depend on others."""
+
+ALONE = ("sae topk small fp32", "lm bf16", "lstm fp32")
+"""Measured alone, so that the memory outside torch's allocator is theirs."""
+
 MIB = 2**20
 
 
@@ -222,38 +228,50 @@ def count_gpus() -> int:
 
 
 def run_all(chosen: list[Case], out: Path) -> list[dict[str, Any]]:
-    """Predictions on the CPU and measurements on the GPUs at once; pairs after singles."""
+    """Predictions on the CPU and measurements on the GPUs at once."""
     gpus = count_gpus()
-    idle: Queue[int] = Queue()
-    for gpu in range(gpus):
-        idle.put(gpu)
-
-    def on_one(case: Case) -> dict[str, Any]:
-        gpu = idle.get()
-        try:
-            return in_process(case, "measure", out, str(gpu))
-        finally:
-            idle.put(gpu)
-
-    workers = max(1, (os.cpu_count() or 2) // 4)
-    with ThreadPoolExecutor(workers) as pool, ThreadPoolExecutor(max(1, gpus)) as cards:
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 4)) as pool:
         predicted = [pool.submit(in_process, case, "predict", out, "") for case in chosen]
-        singles = [
-            cards.submit(on_one, case) if case.ranks == 1 and gpus else None for case in chosen
-        ]
-        measured = [None if single is None else single.result() for single in singles]
-        for number, case in enumerate(chosen):
-            if measured[number] is None:
-                measured[number] = (
-                    in_process(case, "measure", out, ",".join(map(str, range(case.ranks))))
-                    if gpus >= case.ranks
-                    else {"error": f"needs {case.ranks} GPUs, and there are {gpus}"}
-                )
+        measured = measure_all(chosen, out, gpus)
         rows = []
-        for case, prediction, measurement in zip(chosen, predicted, measured, strict=True):
-            rows.append(compare(case, prediction.result(), measurement or {}, out))
+        for case, prediction in zip(chosen, predicted, strict=True):
+            rows.append(compare(case, prediction.result(), measured[case.name], out))
             print(line(rows[-1]), flush=True)
     return rows
+
+
+def measure_all(chosen: list[Case], out: Path, gpus: int) -> dict[str, dict[str, Any]]:
+    """Cases that need a GPU for themselves, then the rest on one, then pairs of ranks."""
+    measured = {
+        case.name: {"error": f"needs {case.ranks} GPUs, and there are {gpus}"}
+        for case in chosen
+        if case.ranks > gpus
+    }
+    singles = [case for case in chosen if case.ranks == 1 <= gpus]
+    alone = [case for case in singles if case.name in ALONE]
+    shared = [case for case in singles if case.name not in ALONE]
+    for cases_now, slots in ((alone, 1), (shared, SHARED_BY)):
+        idle: Queue[int] = Queue()
+        for slot in range(slots * gpus):
+            idle.put(slot % gpus)
+
+        def on_one(case: Case, idle: Queue[int] = idle) -> dict[str, Any]:
+            gpu = idle.get()
+            try:
+                return in_process(case, "measure", out, str(gpu))
+            finally:
+                idle.put(gpu)
+
+        with ThreadPoolExecutor(max(1, slots * gpus)) as cards:
+            answers = cards.map(on_one, cases_now)
+            measured |= {case.name: found for case, found in zip(cases_now, answers, strict=True)}
+    for case in shared:
+        measured[case.name].pop("outside", None)  # others were on the GPU, too
+    for case in chosen:
+        if 1 < case.ranks <= gpus:
+            devices = ",".join(map(str, range(case.ranks)))
+            measured[case.name] = in_process(case, "measure", out, devices)
+    return measured
 
 
 def compare(
@@ -272,7 +290,7 @@ def compare(
         row |= {"predicted_" + key: getattr(guess, key) for key in PREDICTED}
         row["trace_s"] = round(prediction["seconds"], 2)
     if "reserved_peak" in measurement:
-        row |= {key: measurement[key] for key in MEASURED}
+        row |= {key: measurement[key] for key in MEASURED if key in measurement}
         row["torch"] = measurement["versions"]["torch"]
     if "traces" in prediction and "reserved_peak" in measurement:
         for peak in ("reserved_peak", "allocated_peak"):

@@ -71,7 +71,7 @@ def _reduction(args: tuple[Any, ...], _: dict[str, Any], result: Any) -> Tempora
 
 def _sort(args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> Temporaries:
     """Radix sort's second buffers of keys and of indices (cuda/SortStable.cu)."""
-    keys, dim = args[0], kwargs.get("dim", -1)
+    keys, dim = args[0], kwargs.get("dim", args[1] if len(args) > 1 else -1)
     if keys.dim() == 0 or keys.size(dim) <= _SORTED_AT_ONCE:
         return ()
     return (keys.numel() * 8, keys.numel() * (keys.element_size() + 8))

@@ -271,12 +271,47 @@ def test_kernels_are_the_cpus_again_afterwards() -> None:
     torch.testing.assert_close(found, scores @ query)
 
 
-def test_a_sum_of_booleans_is_counted_in_integers() -> None:
-    with FakeTensorMode(), AllocationRecorder() as recorder:
-        mask = torch.empty(4096, 64, dtype=torch.bool)
-        mask.sum(dim=0)
-        recorder.stop()
-    assert recorder.sizes == [4096 * 64, 4096 * 64 * 8, 64 * 8]
+def taken_by(function: Callable[[Tensor], object], entered: Tensor) -> list[int]:
+    """Sizes of what an operator's kernel takes for itself, before its results."""
+    with FakeTensorMode() as fake:
+        source = fake.from_tensor(entered)
+        recorders = [AllocationRecorder(kernels=kernels) for kernels in (True, False)]
+        for recorder in recorders:
+            with recorder:
+                function(source)
+                recorder.stop()
+    more = Counter(recorders[0].sizes) - Counter(recorders[1].sizes)
+    return sorted(more.elements())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "into", "taken"),
+    [
+        (torch.bool, None, [100 * 8]),  # counted in int64
+        (torch.float32, torch.float64, [100 * 8]),
+        (torch.bfloat16, torch.float32, []),  # the one cast that a kernel does on the way
+        (torch.float32, None, []),
+    ],
+)
+def test_a_sum_into_another_dtype_is_cast_first(
+    dtype: torch.dtype, into: torch.dtype | None, taken: list[int]
+) -> None:
+    assert taken_by(lambda x: x.sum(dim=0, dtype=into), torch.zeros(20, 5, dtype=dtype)) == taken
+
+
+def test_long_sorts_need_a_second_buffer_and_short_ones_none() -> None:
+    assert taken_by(lambda x: x.sort(dim=-1), torch.zeros(64, 1000)) == []
+    assert taken_by(lambda x: x.sort(dim=0), torch.zeros(8192, 2)) == [16_384 * 8, 16_384 * 12]
+
+
+def test_the_gradient_of_an_embedding_sorts_its_indices() -> None:
+    def gradient(tokens: Tensor) -> Tensor:
+        grads = torch.empty(*tokens.shape, 64)
+        return torch.ops.aten.embedding_dense_backward(grads, tokens, 100, -1, False)
+
+    few, many = (torch.zeros(count, dtype=torch.int64) for count in (3000, 4000))
+    assert taken_by(gradient, few) == []
+    assert max(taken_by(gradient, many)) == (400 + 100) * 64 * FLOAT
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
