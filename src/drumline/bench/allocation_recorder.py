@@ -1,0 +1,144 @@
+"""Records when the storages of tensors come and go, below autograd and above the kernels.
+
+Every operator's new storages are allocations; a storage's end is its free. What a CUDA kernel
+takes for itself while it runs is added by `operator_memory`. Works on fake and on real tensors.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from drumline.bench.operator_memory import CONVOLUTIONS, Temporaries, temporaries, workspace
+from drumline.bench.value_dependent import without_values
+
+Operator = Callable[..., Any]
+
+
+class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode under which allocations and frees are written down.
+
+    Attributes:
+        sizes: Bytes of each allocation.
+        categories: What each is; see `planning.memory_trace.CATEGORIES`.
+        workspaces: Names of allocations whose size the device decides.
+        events: k + 1 where allocation k is made, -(k + 1) where it is freed.
+        category: Of allocations outside a backward.
+        selections: Operators met whose result's size depends on values.
+        selected: As given.
+        convolutions: Whether there was one.
+
+    Args:
+        kernels: Whether to add what CUDA's kernels take for themselves.
+        selected: Part of the elements that an operator selects whose choice depends on values.
+    """
+
+    def __init__(self, *, kernels: bool = True, selected: float = 0.0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes: list[int] = []
+        self.categories: list[str] = []
+        self.workspaces: dict[int, str] = {}
+        self.events: list[int] = []
+        self.category = "activations"
+        self.selections: set[str] = set()
+        self.convolutions = False
+        self.selected, self._kernels = selected, kernels
+        self._numbers = WeakIdKeyDictionary()
+        self._references: dict[int, Any] = {}
+        self._named: dict[str, int] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operator and record what it makes."""
+        kwargs = kwargs or {}
+        if func.namespace in ("prim", "profiler"):
+            return func(*args, **kwargs)
+        result, selects = without_values(func, args, kwargs, self.selected)
+        if selects:
+            self.selections.add(selects)
+        made = [] if not self._kernels else self._start_kernel(func, args, kwargs, result)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.see(leaf)
+        for number in made:
+            self.events.append(-(number + 1))
+        return result
+
+    def see(self, tensor: Tensor, category: str | None = None) -> None:
+        """Record a tensor's storage, unless it is known."""
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+        if size == 0 or storage in self._numbers:
+            return
+        number = self._allocate(size, category or self._now())
+        self._numbers[storage] = number
+        self._references[number] = weakref.ref(storage, lambda _: self._freed(number))
+
+    def label(self, tensors: Iterable[Tensor], category: str, *, only: str = "") -> None:
+        """Say what storages are that were recorded as something else (or as `only`)."""
+        for tensor in tensors:
+            number = self._numbers.get(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+            if number is not None and only in ("", self.categories[number]):
+                self.categories[number] = category
+
+    @contextmanager
+    def within(self, category: str) -> Iterator[None]:
+        """What allocations are for a while."""
+        before, self.category = self.category, category
+        try:
+            yield
+        finally:
+            self.category = before
+
+    def stop(self) -> None:
+        """Let go of all storages; what is alive stays so in the record."""
+        self._references.clear()
+
+    def _now(self) -> str:
+        backward = torch._C._current_graph_task_id() != -1
+        return "temporaries" if backward else self.category
+
+    def _allocate(self, size: int, category: str) -> int:
+        self.sizes.append(size)
+        self.categories.append(category)
+        self.events.append(len(self.sizes))
+        return len(self.sizes) - 1
+
+    def _freed(self, number: int) -> None:
+        if self._references.pop(number, None) is not None:
+            self.events.append(-(number + 1))
+
+    def _start_kernel(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> list[int]:
+        """Allocations of a kernel's own, which are freed after it."""
+        self.convolutions |= func.overloadpacket in CONVOLUTIONS
+        name = workspace(func)
+        if name:
+            self._workspace(f"{name}:{self._thread()}")
+        taken: Temporaries = temporaries(func, args, kwargs, result)
+        return [self._allocate(size, "temporaries") for size in taken if size > 0]
+
+    def _workspace(self, name: str) -> None:
+        """A workspace that stays once it was needed."""
+        if name not in self._named:
+            self._named[name] = self._allocate(0, "workspace")
+            self.workspaces[self._named[name]] = name
+
+    @staticmethod
+    def _thread() -> str:
+        """Autograd runs backward in a thread of its own on CUDA, with a handle of its own."""
+        return "backward" if torch._C._current_graph_task_id() != -1 else "main"

@@ -1,0 +1,145 @@
+"""What memory a config needs, asked without torch: the trace runs in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+from drumline.config import RunConfig
+from drumline.errors import BadInput, DrumlineError, LaunchError
+from drumline.planning.memory import MemoryEstimate, estimate, largest_micro_batch
+from drumline.planning.memory_trace import MemoryTrace
+from drumline.planning.plan import spread
+
+SELECTED_AT_MOST = 0.1
+"""Part of the elements that masks select at the upper end of a range: dead latents, say."""
+
+Tracer = Callable[[RunConfig, int, int | None, float], MemoryTrace]
+
+
+class TracingProcess:
+    """A Python of its own in which configs are traced one after another; needs no GPU.
+
+    It starts with the first trace, which takes some seconds, and ends with the `with` block.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
+
+    def __enter__(self) -> TracingProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            with self._process:  # closes its stdin, at which it ends
+                pass
+        self._said.close()
+
+    def __call__(
+        self,
+        config: RunConfig,
+        world_size: int = 1,
+        micro_batch: int | None = None,
+        selected: float = 0.0,
+    ) -> MemoryTrace:
+        """Trace the config's task; see `bench.memory_trace.trace_task`.
+
+        Raises:
+            BadInput: If the config names no task, or its step needs values.
+            LaunchError: If the process died.
+        """
+        options = {"world_size": world_size, "micro_batch": micro_batch, "selected": selected}
+        answer = self._ask({"config": config.model_dump(mode="json"), "options": options})
+        if "error" in answer:
+            error, kind = answer["error"], BadInput if answer["bad_input"] else DrumlineError
+            raise kind(error["message"], remedy=error["remedy"])
+        return MemoryTrace.from_dict(answer["trace"])
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "drumline.bench.memory_trace"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                text=True,
+            )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except OSError:
+            line = ""
+        if not line:
+            raise LaunchError(
+                f"The memory trace failed: {self._last_words()}",
+                remedy="Plan without it, and report this with the config.",
+            )
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _last_words(self) -> str:
+        assert self._process is not None
+        code = self._process.wait()
+        self._said.seek(0)
+        return next(reversed(self._said.read().strip().splitlines()), f"exit code {code}")
+
+
+def estimate_memory_requirement(
+    config: RunConfig,
+    capability: tuple[int, int] | None = None,
+    *,
+    world_size: int = 1,
+    micro_batch: int | None = None,
+    tracer: Tracer | None = None,
+) -> MemoryEstimate:
+    """What one rank of a run needs on a device.
+
+    Args:
+        config: The run; model, batch, precision, optimizer and task all count.
+        capability: Compute capability of the device; None for none.
+        world_size: Ranks; more than one adds DDP's buckets and NCCL.
+        micro_batch: Samples one forward holds; by default the config's, else the share.
+        tracer: Makes the traces; by default a process of its own.
+    """
+    if tracer is None:
+        with TracingProcess() as process:
+            return estimate_memory_requirement(
+                config, capability, world_size=world_size, micro_batch=micro_batch, tracer=process
+            )
+    trace = tracer(config, world_size, micro_batch, 0.0)
+    more = None
+    if trace.selections:
+        more = tracer(config, world_size, micro_batch, SELECTED_AT_MOST)
+    return estimate(trace, capability, more=more)
+
+
+def fit_micro_batch(
+    config: RunConfig,
+    capability: tuple[int, int] | None,
+    capacity: int,
+    *,
+    tracer: Tracer,
+    world_size: int = 1,
+) -> tuple[MemoryEstimate | None, list[MemoryEstimate]]:
+    """The largest micro-batch whose traced step fits; see `planning.memory.largest_micro_batch`.
+
+    Args:
+        config: The run; its own micro-batch is not looked at.
+        capability: Compute capability of the device.
+        capacity: Bytes free on the device.
+        tracer: Makes the traces: a `TracingProcess`, say.
+        world_size: Ranks.
+    """
+    return largest_micro_batch(
+        lambda size: estimate(tracer(config, world_size, size, 0.0), capability),
+        capacity,
+        at_most=max(spread(config, world_size)),
+        granularity=config.task.granularity if config.task else 1,
+    )

@@ -1,0 +1,259 @@
+"""Traces the memory of real optimizer steps without a GPU: `python -m drumline.bench.memory_trace`.
+
+The real task's model, loss, optimizer and step run under fake tensors, which have shapes and no
+values, while every allocation is written down. Reads requests on stdin, a line of JSON each, and
+answers each with a `MemoryTrace`. Left out, and said so: initialisation from data, evaluation,
+checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor, FakeTensorMode
+
+from drumline.bench.allocation_recorder import AllocationRecorder
+from drumline.bench.cuda_operators import cuda_operators
+from drumline.bench.sample_batch import enlarged, sample
+from drumline.bench.traced_world import traced_strategy, traced_world
+from drumline.config import RunConfig
+from drumline.config.load import parse_config
+from drumline.config.section import import_object
+from drumline.errors import BadInput, DrumlineError
+from drumline.events import EventLog
+from drumline.planning.memory_trace import MemoryTrace
+from drumline.planning.plan import spread
+from drumline.training.optimizer import build_optimizer
+from drumline.training.own_model import LossFunction, OwnModelTask
+from drumline.training.precision import Arithmetic
+from drumline.training.source import Cursor, MapDataset, StepBatch
+from drumline.training.step import CAREFUL_STEPS, StandardStep, Step, StepParts
+from drumline.training.task import Setup, Task
+
+UNTRACED = ("initialisation from the data, evaluation and checkpoints are not traced",)
+CONVOLUTIONS = "convolution workspaces: cuDNN chooses them on the card"
+
+
+def trace_task(
+    task: Task,
+    config: RunConfig,
+    *,
+    world_size: int = 1,
+    micro_batch: int | None = None,
+    selected: float = 0.0,
+) -> MemoryTrace:
+    """Trace the steps of one rank of a run, the one with the largest share.
+
+    Args:
+        task: What is trained; it is used up.
+        config: The run. Its devices do not matter.
+        world_size: Ranks; with more than one, DDP's memory is counted.
+        micro_batch: Samples one forward holds; by default the config's, else the share.
+        selected: Part of the elements that masks and `nonzero` are taken to select.
+
+    Raises:
+        BadInput: If the task does something that needs values.
+    """
+    share = max(spread(config, world_size))
+    micro_batch = min(micro_batch or config.micro_batch or share, share)
+    recorder = AllocationRecorder(selected=selected)
+    steps = CAREFUL_STEPS + (2 if world_size > 1 else 0)  # one summed backward, one after it
+    with tempfile.TemporaryDirectory() as folder, _event_log(folder) as events:
+        setup = Setup(config, traced_world(config, world_size), events)
+        try:
+            _run(task, setup, recorder, (share, micro_batch, steps))
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            raise _untraceable(error) from error
+    return MemoryTrace(
+        micro_batch=micro_batch,
+        share=share,
+        world_size=world_size,
+        steps=steps,
+        sizes=tuple(recorder.sizes),
+        categories=tuple(recorder.categories),
+        workspaces=recorder.workspaces,
+        events=tuple(recorder.events),
+        selections=tuple(sorted(recorder.selections)),
+        selected=selected,
+        untraced=(*UNTRACED, *((CONVOLUTIONS,) if recorder.convolutions else ())),
+    )
+
+
+def trace_own_model(
+    model: Callable[[], nn.Module],
+    data: MapDataset,
+    loss: LossFunction,
+    config: RunConfig,
+    **options: Any,
+) -> MemoryTrace:
+    """As `trace_task`, for a model builder, a data set and a loss; see `OwnModelTask`."""
+    return trace_task(OwnModelTask(model, data, loss), config, **options)
+
+
+@contextmanager
+def _event_log(folder: str) -> Iterator[EventLog]:
+    """An event log that nobody reads."""
+    events = EventLog(Path(folder) / "events.jsonl")
+    try:
+        yield events
+    finally:
+        events.close()
+
+
+def _run(
+    task: Task, setup: Setup, recorder: AllocationRecorder, sizes: tuple[int, int, int]
+) -> None:
+    config, world = setup.config, setup.world
+    share, micro_batch, steps = sizes
+    arithmetic = Arithmetic(config.precision, world.device)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    task.setup(setup)
+    with fake, AllocationRecorder(kernels=False, selected=recorder.selected):
+        torch.manual_seed(config.seed)
+        model = task.build_model()
+        _prepare(model, arithmetic.weights, fake)
+    batch, read = sample(task.build_source())
+    with fake, cuda_operators(), recorder:
+        _see_model(recorder, model, task)
+        optimizer = build_optimizer(config.optimizer, model)
+        strategy = traced_strategy(config, world, recorder)
+        parts = StepParts(
+            task=task,
+            model=model,
+            wrapped=strategy.wrap(model),
+            optimizer=optimizer,
+            strategy=strategy,
+            world=world,
+            arithmetic=arithmetic,
+            scaler=arithmetic.scaler(),
+            events=setup.events,
+            seed=config.seed,
+            micro_batch=micro_batch,
+            clip_norm=config.clip_norm,
+        )
+        step = task.build_step(parts) or StandardStep(parts)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda p: recorder.label([p.grad], "gradients", only="temporaries")
+                )
+        _watch(optimizer, recorder)
+        for index in range(steps):
+            with recorder.within("batch"):
+                data = enlarged(batch, read, share)
+            _take(step, data, index, (share, world.size))
+            del data
+        recorder.stop()
+        strategy.teardown()
+
+
+def _watch(optimizer: torch.optim.Optimizer, recorder: AllocationRecorder) -> None:
+    """Tell the optimizer's state from what passes while it steps."""
+
+    def before(*_: Any) -> None:
+        recorder.category = "temporaries"
+
+    def after(*_: Any) -> None:
+        recorder.category = "activations"
+        recorder.label(_state(optimizer), "optimizer")
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+
+
+def _take(step: Step, data: Any, index: int, sizes: tuple[int, int]) -> None:
+    share, ranks = sizes
+    counts = (share,) * ranks
+    step.take(StepBatch(data, share, sum(counts), counts, 0, Cursor(), 0), index)
+
+
+def _prepare(model: nn.Module, dtype: torch.dtype, fake: FakeTensorMode) -> None:
+    """Give a model fake weights of the run's dtype, in place; weights that are shared stay so."""
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    if id(tensor) not in made:
+                        made[id(tensor)] = _prepared(tensor, dtype, fake)
+                    table[name] = made[id(tensor)]  # type: ignore[assignment]
+
+
+def _prepared(tensor: Tensor, dtype: torch.dtype, fake: FakeTensorMode) -> Tensor:
+    faked = tensor if isinstance(tensor, FakeTensor) else fake.from_tensor(tensor)
+    if not faked.is_floating_point() or faked.dtype is dtype:
+        return faked
+    cast = faked.detach().to(dtype)
+    return nn.Parameter(cast, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else cast
+
+
+def _see_model(recorder: AllocationRecorder, model: nn.Module, task: Task) -> None:
+    """Weights and buffers in the order in which `to` moves them, then the task's own tensors."""
+    for module in _inner_first(model):
+        for parameter in module.parameters(recurse=False):
+            recorder.see(parameter, "parameters")
+        for buffer in module.buffers(recurse=False):
+            recorder.see(buffer, "buffers")
+    for tensor in _tensors_of(task):
+        recorder.see(tensor, "buffers")
+
+
+def _inner_first(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        yield from _inner_first(child)
+    yield module
+
+
+def _tensors_of(owner: object, depth: int = 2) -> Iterator[Tensor]:
+    for value in vars(owner).values() if hasattr(owner, "__dict__") else ():
+        if isinstance(value, Tensor):
+            yield value
+        elif depth and not isinstance(value, nn.Module | type):
+            yield from _tensors_of(value, depth - 1)
+
+
+def _state(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def _untraceable(error: Exception) -> BadInput:
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return BadInput(
+        f"The training step cannot be traced without values: {first}",
+        remedy="Its memory is only known by running it; start with a small micro_batch.",
+    )
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """The trace of a config's task, or the error that kept it from being made."""
+    try:
+        config = parse_config(request["config"])
+        if config.task is None:
+            raise BadInput(
+                "The config names no task, so there is nothing to trace.",
+                remedy="Set task.name, or call trace_own_model from the script.",
+            )
+        task: Task = import_object(config.task.implementation)()
+        return {"trace": trace_task(task, config, **request["options"]).as_dict()}
+    except DrumlineError as error:
+        return {"error": error.as_dict(), "bad_input": isinstance(error, BadInput)}
+
+
+def main() -> None:
+    """Answer the requests on stdin, a line of JSON each, with a line each on stdout."""
+    with redirect_stdout(sys.stderr):  # what libraries print must not stand among answers
+        for line in sys.stdin:
+            print(json.dumps(answer(json.loads(line))), file=sys.__stdout__, flush=True)
+
+
+if __name__ == "__main__":
+    main()

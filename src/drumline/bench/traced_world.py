@@ -1,0 +1,150 @@
+"""A rank's world and strategy for a trace: no peers, but DDP's memory as if there were some."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drumline.bench.allocation_recorder import AllocationRecorder
+from drumline.config import ClusterEnvironment, RunConfig
+from drumline.distributed import DataParallelReplicas, LocalControl, SingleDevice, Strategy, World
+
+FIRST_BUCKET = 2**20
+BROADCAST_CHUNK = 250 * 2**20
+"""DDP sends the weights at its start in flat copies of this size."""
+
+
+@dataclass(frozen=True)
+class TracedWorld(World):
+    """Rank 0 of `size` ranks, none of which is there."""
+
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        """The tensor itself; a vote on what went wrong (a maximum of one integer) says nothing."""
+        if op == "max" and not tensor.dim() and not tensor.is_floating_point():
+            return torch.tensor(0, dtype=tensor.dtype)
+        return tensor
+
+
+def traced_world(config: RunConfig, size: int) -> TracedWorld:
+    """A world of `size` ranks on which nothing is sent."""
+    alone = ClusterEnvironment("alone", 0, size, 0, size, "127.0.0.1", 0)
+    return TracedWorld(
+        0, size, 0, torch.device("cpu"), "none", LocalControl(), config.distributed, alone
+    )
+
+
+def traced_strategy(config: RunConfig, world: World, recorder: AllocationRecorder) -> Strategy:
+    """The strategy the run would have, with DDP's memory and without its messages."""
+    if world.size == 1:
+        return SingleDevice()
+    return TracedReplicas(config, world, recorder)
+
+
+class TracedReplicas(DataParallelReplicas):
+    """DDP with gradients that are views of buckets, as far as its memory goes.
+
+    Buckets are made with the model and once more after the first backward that was summed, packed
+    in the order in which gradients came. A gradient is made by autograd, copied into its bucket and
+    freed; one that was accumulated without sums is a second set until then
+    (torch/csrc/distributed/c10d/reducer.cpp).
+    """
+
+    def __init__(self, config: RunConfig, world: World, recorder: AllocationRecorder) -> None:
+        super().__init__(config.distributed, world)
+        self._recorder = recorder
+        self._sending, self._rebuilt = True, False
+        self._order: list[nn.Parameter] = []
+        self._buckets: list[Tensor] = []
+        self._views: dict[nn.Parameter, Tensor] = {}
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model, with hooks on its gradients."""
+        self.model = model
+        self._broadcast()
+        self._pack(self.parameters())
+        for parameter in self.parameters():
+            parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
+        model.register_forward_pre_hook(self._before_forward)
+        return model
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Gradients stay where autograd put them."""
+        return self._quiet()
+
+    def reduce_gradients(self) -> None:
+        """Summed in place."""
+
+    def teardown(self) -> None:
+        """Let go of the buckets."""
+        self._views.clear()
+        self._buckets.clear()
+        del self.model
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        self._sending = False
+        try:
+            yield
+        finally:
+            self._sending = True
+
+    def _ready(self, parameter: Tensor) -> None:
+        if not self._sending or not isinstance(parameter, nn.Parameter):
+            return
+        view = self._views[parameter]
+        if parameter.grad is not None and parameter.grad is not view:
+            view.copy_(parameter.grad)
+        parameter.grad = view
+        if not self._rebuilt:
+            self._order.append(parameter)
+
+    def _before_forward(self, _: nn.Module, __: Any) -> None:
+        if self._rebuilt or not self._order or not torch.is_grad_enabled():
+            return
+        self._rebuilt = True
+        self._pack(self._order)
+        self._order = []
+
+    def _pack(self, parameters: list[nn.Parameter]) -> None:
+        self._views.clear()
+        self._buckets.clear()
+        cap = int(self.config.bucket_cap_mb * 2**20)
+        for members in bucketed(parameters, cap, min(FIRST_BUCKET, cap)):
+            length = sum(parameter.numel() for parameter in members)
+            with self._recorder.within("buckets"):
+                bucket = torch.empty(length, dtype=members[0].dtype)
+            self._buckets.append(bucket)
+            offset = 0
+            for parameter in members:
+                view = bucket[offset : offset + parameter.numel()].view(parameter.shape)
+                self._views[parameter] = view
+                offset += parameter.numel()
+
+    def _broadcast(self) -> None:
+        """The flat copies in which weights and buffers are sent; at most two at a time."""
+        states = [state.detach() for state in (*self.model.parameters(), *self.model.buffers())]
+        under_way: deque[Tensor] = deque(maxlen=2)
+        for members in bucketed(states, BROADCAST_CHUNK, BROADCAST_CHUNK):
+            if len(members) > 1:  # one alone is sent as it is
+                with self._recorder.within("temporaries"):
+                    length = sum(member.nbytes for member in members)
+                    under_way.append(torch.empty(length, dtype=torch.uint8))
+
+
+def bucketed(tensors: Sequence[Tensor], cap: int, first: int) -> list[list[Any]]:
+    """Tensors in order, in groups that close once they reach `cap` bytes, the first at `first`."""
+    groups: list[list[Any]] = [[]]
+    filled, limit = 0, first
+    for tensor in tensors:
+        groups[-1].append(tensor)
+        filled += tensor.nbytes
+        if filled >= limit:
+            groups.append([])
+            filled, limit = 0, cap
+    return [group for group in groups if group]
