@@ -1,6 +1,7 @@
 """Where prediction and measurement part: `memory_difference.py DIR/details/*.json`.
 
-For each case, what is in use when most is, on both sides, and which sizes only one side asks for. Sizes as the allocator rounds them; only those of at least 256 KiB.
+For each case, what is in use when most is, on both sides, and which sizes only one side asks for.
+Sizes as the allocator rounds them; only those of at least 256 KiB.
 """
 
 from __future__ import annotations
