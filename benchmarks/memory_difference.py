@@ -1,7 +1,7 @@
 """Where prediction and measurement part: `memory_difference.py DIR/details/*.json`.
 
-For each case, what is in use when most is, on both sides, and how often each size is asked for over
-all steps. Sizes as the allocator rounds them; only those of at least 256 KiB.
+For each case, what is in use when most is, on both sides, and which sizes only one side asks for.
+Sizes as the allocator rounds them; only those of at least 256 KiB.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def at_peak(events: list[tuple[int, int]]) -> Sizes:
 
 
 def asked(events: list[tuple[int, int]]) -> Sizes:
-    return Counter(size for _, size in events if size > 0)
+    """Each size once: the two sides take different numbers of steps."""
+    return Counter({size for _, size in events if size > 0})
 
 
 def difference(title: str, ours: Sizes, theirs: Sizes, places: dict[int, str]) -> None:

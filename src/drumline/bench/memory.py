@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from drumline.config import RunConfig
@@ -36,8 +37,8 @@ class TracingProcess:
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
-            with self._process:  # closes its stdin, at which it ends
-                pass
+            with suppress(BrokenPipeError), self._process:
+                pass  # closes its stdin, at which it ends, if it has not died before
         self._said.close()
 
     def __call__(
