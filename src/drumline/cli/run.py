@@ -20,6 +20,8 @@ drumline run train.py --lr 3e-4 --gpus 2
 
 drumline run --gpus 2 train.py -- --json --help
 
+drumline run --run-dir runs/train-20250131 train.py
+
 Options that drumline knows are its own wherever they stand; everything after -- goes to the \
 script as it is."""
 
@@ -34,6 +36,14 @@ def run(
         list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")
     ] = None,
     gpus: Gpus = "auto",
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="The run directory; by default a new one in ./runs. A Trainer goes on from the "
+            "last good checkpoint of one that is there.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run your own script, one process per device. Ranks, device and restarts are set up as in a
@@ -44,6 +54,10 @@ def run(
     from drumline.cli import launching
     from drumline.cli.outcome import finish, followed
 
-    request = launching.ScriptRequest(script, arguments or [], gpus)
+    request = launching.ScriptRequest(script, arguments or [], gpus, run_dir)
     outcome = followed(lambda follower: launching.run_script(request, follower), as_json=as_json)
-    finish(outcome, as_json=as_json)
+    finish(
+        outcome,
+        as_json=as_json,
+        go_on=f"Go on with the same command and --run-dir {outcome.path}",
+    )

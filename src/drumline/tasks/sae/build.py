@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drumline.errors import ConfigError, ConfigProblem
+from drumline.tasks.sae.before_start import refuse_size
 from drumline.tasks.sae.config import SAETaskConfig
 from drumline.tasks.sae.model import SAE, SAESize
 from drumline.tasks.sae.penalised import GatedSAE, JumpReLUSAE, StandardSAE
@@ -21,10 +21,7 @@ def build_sae(config: SAETaskConfig, d_in: int, d_out: int | None = None) -> SAE
         ConfigError: If a key contradicts the number of latents.
     """
     latents = config.latent_count(d_in)
-    problem = config.size_problem(latents)
-    if problem:
-        what, _, remedy = problem.partition(": ")
-        raise ConfigError("The config", [ConfigProblem("task", None, what, f"Remedy: {remedy}.")])
+    refuse_size(config, latents)
     transcoder = d_out is not None
     size = SAESize(
         d_in=d_in,

@@ -192,6 +192,16 @@ class SAETaskConfig(TaskConfig):
             )
         return None
 
+    def check(self) -> None:
+        """Look at the activations and files that the config names, by their headers.
+
+        Raises:
+            BadInput: If one is missing, damaged, or does not fit the others or a key.
+        """
+        from drumline.tasks.sae.before_start import check_task
+
+        check_task(self)
+
     @model_validator(mode="after")
     def _size(self) -> SAETaskConfig:
         if self.latents is not None and self.expansion is not None:

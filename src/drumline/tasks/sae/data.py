@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from drumline.errors import DataError
+from drumline.tasks.sae.before_start import refuse_misaligned, split_rows
 from drumline.tasks.sae.config import SAETaskConfig
 from drumline.training.order import SampleOrder
-
-DEFAULT_HELD_OUT = 16_384
 
 
 class ActivationSet(Protocol):
@@ -33,7 +31,7 @@ class Rows:
         config: The task's config.
 
     Raises:
-        DataError: If the sets differ in length, or nothing is left to train on.
+        DataError: If the sets do not stand side by side, or nothing is left to train on.
     """
 
     def __init__(
@@ -41,26 +39,10 @@ class Rows:
     ) -> None:
         self.inputs = inputs
         self.targets = targets
-        self.held_out = _held_out(len(inputs), config)
-        self.trained = len(inputs) - self.held_out
-        if targets is not None and len(targets) != len(inputs):
-            raise DataError(
-                f"{config.activations} has {len(inputs)} rows, but {config.targets} has "
-                f"{len(targets)}.",
-                remedy="Extract both from the same texts, so that rows stand side by side.",
-                inputs=len(inputs),
-                targets=len(targets),
-            )
+        target_rows = None if targets is None else len(targets)
+        self.trained, self.held_out = split_rows(config, len(inputs), target_rows)
         if targets is not None:
-            _check_alignment(inputs, targets, config)
-        if self.trained < 1:
-            raise DataError(
-                f"{config.activations} has {len(inputs)} rows, and task.evaluation.samples holds "
-                f"out {self.held_out}: none is left to train on.",
-                remedy="Lower task.evaluation.samples or extract more activations.",
-                rows=len(inputs),
-                held_out=self.held_out,
-            )
+            refuse_misaligned(config, _facts(inputs), _facts(targets))
 
     def __len__(self) -> int:
         return self.trained
@@ -86,20 +68,6 @@ class Rows:
         return found
 
 
-def _check_alignment(inputs: Any, targets: Any, config: SAETaskConfig) -> None:
-    """Refuse extractions that left out outliers, which are others at another layer."""
-    for path, rows in ((config.activations, inputs), (config.targets, targets)):
-        ratio = getattr(rows, "facts", {}).get("outlier_ratio")
-        if ratio is not None:
-            raise DataError(
-                f"{path} leaves out positions above {ratio:g} times the median norm, so its rows "
-                "do not stand beside those of another layer.",
-                remedy="Extract both sets with --keep-outliers.",
-                path=str(path),
-                outlier_ratio=ratio,
-            )
-
-
 def open_rows(config: SAETaskConfig) -> Rows:
     """The rows a config names."""
     from drumline.tasks.sae.activations import open_activations
@@ -108,7 +76,7 @@ def open_rows(config: SAETaskConfig) -> Rows:
     return Rows(open_activations(config.activations), targets, config)
 
 
-def _held_out(rows: int, config: SAETaskConfig) -> int:
-    if config.evaluation.samples is not None:
-        return config.evaluation.samples
-    return min(rows // 10, DEFAULT_HELD_OUT)
+def _facts(rows: ActivationSet) -> Mapping[str, object]:
+    """What a set says of where it comes from; one in memory says nothing."""
+    facts: Mapping[str, object] = getattr(rows, "facts", {})
+    return facts
