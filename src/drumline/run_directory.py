@@ -10,12 +10,15 @@ This module knows names and small files only. What is inside a checkpoint belong
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
 import secrets
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +88,36 @@ class RunDirectory:
                 probe.unlink()
             raise _unwritable(path, error) from error
         return run
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within it, no other process can hold the directory: two launches would mix their events
+        and overwrite each other's checkpoints. The system lets go when the process ends.
+
+        Raises:
+            RunDirectoryError: If another process holds it, with its id.
+        """
+        with (self.path / ".held").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise self._in_use(file.name) from None
+                # A file system without locks: nothing can be held, and nothing is promised.
+            with suppress(OSError):  # a full disk
+                file.truncate(0)
+                file.write(str(os.getpid()))
+                file.flush()
+            yield
+
+    def _in_use(self, path: str) -> RunDirectoryError:
+        process = Path(path).read_text() or "unknown"
+        return RunDirectoryError(
+            f"The run directory {self.path} is in use by process {process}.",
+            remedy="Wait until it has ended, or choose another directory.",
+            path=str(self.path),
+            process=process,
+        )
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:

@@ -99,12 +99,12 @@ def train(
     made = plan_here(config)
     if dry_run:
         return Outcome("planned", plan=made.as_dict())
-    run = open_run(config, made)
-    _follow(run, config, follower)
     from drumline.launch import LaunchRequest, launch
 
-    request = LaunchRequest(run, made, "train", spread=config.distributed)
-    return _outcome(launch(request, follower.output), run)
+    with open_run(config, made) as run:
+        _follow(run, config, follower)
+        request = LaunchRequest(run, made, "train", spread=config.distributed)
+        return _outcome(launch(request, follower.output), run)
 
 
 def run_script(request: ScriptRequest, follower: Follower) -> Outcome:
@@ -116,9 +116,10 @@ def run_script(request: ScriptRequest, follower: Follower) -> Outcome:
     made = plan_here(nominal)
     path = request.run_dir or nominal.runs_dir / RunDirectory.new_name(nominal.name)
     run = RunDirectory.create(path)
-    follower.watch(run.events_path)
     script = (str(request.script), *request.arguments)
-    return _outcome(launch(LaunchRequest(run, made, "script", script), follower.output), run)
+    with run.held():
+        follower.watch(run.events_path)
+        return _outcome(launch(LaunchRequest(run, made, "script", script), follower.output), run)
 
 
 def extract(options: ExtractOptions, gpus: str, follower: Follower) -> Outcome:
@@ -132,10 +133,11 @@ def extract(options: ExtractOptions, gpus: str, follower: Follower) -> Outcome:
 
         made = plan_here(RunConfig(steps=1, global_batch=2**30, devices=gpus))
         run = RunDirectory.create(options.out / "extraction")
-        follower.watch(run.events_path)
         function = f"{extract_in_rank.__module__}:{extract_in_rank.__name__}"
         payload = (function, options.model_dump_json())
-        launched = launch(LaunchRequest(run, made, "call", payload), follower.output)
+        with run.held():
+            follower.watch(run.events_path)
+            launched = launch(LaunchRequest(run, made, "call", payload), follower.output)
         if launched.exit_code != EXIT_DONE:
             return _outcome(launched, run)
         done = finished(options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from drumline.config import RunConfig
@@ -40,14 +42,16 @@ def plan_here(config: RunConfig) -> Plan:
     return made
 
 
-def open_run(config: RunConfig, made: Plan) -> RunDirectory:
-    """The run directory of a config, made, with config and plan in it.
+@contextmanager
+def open_run(config: RunConfig, made: Plan) -> Iterator[RunDirectory]:
+    """The run directory of a config, made, with config and plan in it, and held to the end.
 
     Raises:
-        RunDirectoryError: If it cannot be written.
+        RunDirectoryError: If it cannot be written, or another process holds it.
     """
     path = config.run_dir or config.runs_dir / RunDirectory.new_name(config.name)
     run = RunDirectory.create(path)
-    run.write_config(config.model_dump(mode="json"))
-    run.write_json(run.plan_path, made.as_dict())
-    return run
+    with run.held():
+        run.write_config(config.model_dump(mode="json"))
+        run.write_json(run.plan_path, made.as_dict())
+        yield run
