@@ -203,7 +203,8 @@ class _Pending(Ballot):
 
 
 def _timed_out(error: BaseException) -> bool:
-    return "timed out" in str(error).lower()
+    text = str(error).lower()
+    return "timed out" in text or "timeout" in text
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-_MARKS = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+_MARKS = (
+    "gloo",
+    "NCCL",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Application timeout caused pair closure",  # gloo, for a collective begun after a timeout
+)
 
 
 def is_communication_failure(error: BaseException) -> bool:

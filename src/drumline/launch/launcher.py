@@ -185,6 +185,8 @@ class _Launch:
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._stops += 1
+        if self._stops == 1:  # told at once: the ranks act at the end of a step, which may be long
+            self._events.emit("stop_requested", signal=number.name)
         if self._attempt is None:
             return
         if self._stops > 1 and number is signal.SIGINT:

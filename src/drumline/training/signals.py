@@ -13,17 +13,12 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 class StopSignals:
     """Within it, SIGTERM, SIGINT and SIGUSR1 are noted instead of ending the process.
 
-    Handlers can only be set in the main thread; elsewhere nothing is changed.
+    `number` is that of the signal that came last, or 0. Handlers can only be set in the main thread; elsewhere nothing is changed.
     """
 
     def __init__(self) -> None:
-        self.name = ""
+        self.number = 0
         self._before: dict[signal.Signals, Any] = {}
-
-    @property
-    def requested(self) -> bool:
-        """Whether one came."""
-        return bool(self.name)
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
@@ -42,4 +37,4 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
-        self.name = signal.Signals(number).name
+        self.number = number

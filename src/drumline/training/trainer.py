@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 from torch import nn
@@ -115,7 +116,7 @@ class Trainer:
         batches = session.source.open(session.share, progress.cursor)
         resumed_at = progress.step
         while progress.step < session.steps:
-            ballot = control.call(stop=int(signals.requested))
+            ballot = control.call(stop=signals.number)
             batch = next(batches)
             session.schedule()
             outcome = session.step.take(batch, progress.step)
@@ -124,8 +125,10 @@ class Trainer:
                 session.events.emit("first_step", step=progress.step)
             for watcher in session.watchers:
                 watcher.after_step(session, batch, outcome)
-            if ballot.result()["stop"] and progress.step < session.steps:
-                session.events.emit("stop_requested", signal=signals.name or "another rank's")
+            stop = ballot.result()["stop"]
+            if stop and progress.step < session.steps:
+                if session.world.is_main:
+                    session.events.emit("stop_requested", signal=Signals(stop).name)
                 return True
         return False
 

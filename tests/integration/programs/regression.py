@@ -1,9 +1,10 @@
 """A regression with dropout that notes which samples it saw, and in which things go wrong on
 demand.
 
-Options, as JSON in the first argument: `config` (keys of the RunConfig), `samples`, `workers`, and
-faults, each with the `rank` it happens on and the `call` of the loss function, counted from 0, in
-the first attempt: `kill` (by SIGKILL), `terminate` (SIGTERM comes in), `hang` (never returns).
+Options, as JSON in the first argument: `config` (keys of the RunConfig), `samples`, and faults,
+each with the `rank` it happens on, the `call` of the loss function, counted from 0, and the
+`attempt`, by default the first: `kill` (by SIGKILL), `terminate` (by SIGTERM or another `signal`),
+`hang` (never returns).
 
 Each rank appends the ids of every batch, as one JSON list a line, to
 `ids/<world size>-<attempt>-<rank>.txt` below the working directory.
@@ -32,11 +33,11 @@ class Faults:
     """What goes wrong on this rank, call by call."""
 
     def __init__(self, options: dict[str, Any], who: ClusterEnvironment) -> None:
-        mine = who.attempt == 0
         self._at = {
-            options[name]["call"]: name
-            for name in ("kill", "terminate", "hang")
-            if mine and name in options and options[name]["rank"] == who.rank
+            fault["call"]: (name, fault)
+            for name, fault in options.items()
+            if name in ("kill", "terminate", "hang")
+            and (fault["rank"], fault.get("attempt", 0)) == (who.rank, who.attempt)
         }
         self._call = -1
 
@@ -44,11 +45,11 @@ class Faults:
         """What is due at this call."""
         self._call += 1
         match self._at.get(self._call):
-            case "kill":
+            case "kill", _:
                 os.kill(os.getpid(), signal.SIGKILL)
-            case "terminate":
-                os.kill(os.getpid(), signal.SIGTERM)
-            case "hang":
+            case "terminate", fault:
+                os.kill(os.getpid(), signal.Signals[fault.get("signal", "SIGTERM")])
+            case "hang", _:
                 Path(f"hangs-{os.getpid()}").touch()
                 threading.Event().wait()
 
