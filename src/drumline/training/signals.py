@@ -13,7 +13,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 class StopSignals:
     """Within it, SIGTERM, SIGINT and SIGUSR1 are noted instead of ending the process.
 
-    `number` is that of the signal that came last, or 0. Handlers can only be set in the main thread; elsewhere nothing is changed.
+    `number` is that of the signal that came last, or 0. Handlers can only be set in the main
+    thread; elsewhere nothing is changed.
     """
 
     def __init__(self) -> None:
