@@ -29,17 +29,18 @@ def test_each_damaged_checkpoint_is_refused_and_the_run_ends_the_same(
     tmp_path: Path, sae_runs: SAERuns
 ) -> None:
     """Of the checkpoints of a finished run, all but the one of step 50 are damaged. A process
-    killed while writing leaves a folder whose name says so.
+    killed while writing also leaves a folder whose name says so, which goes.
     """
     unbroken = sae_runs.get("cpu:2")
     run = tmp_path / "run"
     shutil.copytree(unbroken.run, run)
     damaged = {
-        step(run, 200).rename(step(run, 200).with_name("step-0000000200.partial")): "half-written",
+        step(run, 200): "half-written",
         step(run, 150): "truncated",
         step(run, 100): "checksum",
     }
-    (step(run, 200).with_name("step-0000000200.partial") / "COMMIT.json").unlink()
+    (step(run, 200) / "COMMIT.json").unlink()
+    (run / "checkpoints" / "step-0000000201.partial").mkdir()
     truncate(step(run, 150) / "training.pt")
     flip_a_bit(step(run, 100) / "model.safetensors")
 

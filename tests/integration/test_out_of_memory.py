@@ -13,7 +13,7 @@ CONFIG: dict[str, Any] = {
     "steps": 30,
     "global_batch": 32,
     "precision": "fp64",
-    "checkpoint": {"every_steps": 10},
+    "checkpoint": {"every_steps": 5},
 }
 
 
@@ -41,14 +41,17 @@ def test_one_rank_at_its_limit_halves_all_in_the_first_step(
 def test_a_rank_without_memory_later_restarts_all_with_half_the_micro_batch(
     tmp_path: Path, undisturbed: Finished
 ) -> None:
-    """By then gradients are summed while they are formed, so the attempt cannot be saved."""
-    options = {"config": CONFIG, "fail": {"rank": 1, "call": 20, "above": 8}}
+    """By then gradients are summed while they are formed, so the attempt cannot be saved. In the
+    second attempt, from step 5 on, a rank that still took 16 samples would fail again.
+    """
+    options = {"config": CONFIG, "fail": {"rank": 1, "call": 7, "above": 8}}
     ended = run_to_end(script("memory.py", "cpu:2", options), tmp_path).succeeded()
     first, second = ended.events("attempt_ended")
     assert first["cause"] == "out_of_memory"
     assert first["action"] == "restart with half the micro-batch"
     assert first["message"].startswith("rank 1: ")
     assert second["cause"] == "done"
-    assert ended.events("run_started")[-1]["step"] == 20
+    resumed = ended.events("run_started")[-1]
+    assert (resumed["step"], resumed["micro_batch"]) == (5, 8)
     assert ended.losses == pytest.approx(undisturbed.losses, rel=ROUNDING)
     assert largest_difference(ended.weights, undisturbed.weights) <= ROUNDING

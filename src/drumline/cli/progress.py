@@ -120,7 +120,7 @@ class ProgressView:
         if self._live and kind in TERMINAL_QUIET:
             return False
         if kind in OF_ALL_RANKS:
-            said = (kind, event.get("attempt"), event.get("message") or event.get("signal"))
+            said = (kind, event.get("attempt"), event.get("message"))
             is_new = said not in self._said
             self._said.add(said)
             return is_new

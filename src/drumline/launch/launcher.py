@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from drumline.config import DistributedConfig
+from drumline.config import DistributedConfig, load_config
 from drumline.config.environment import ATTEMPT, OVERRIDES, PLAN_DEVICES, RUN_DIR
-from drumline.errors import EXIT_FAILED
+from drumline.errors import EXIT_FAILED, DrumlineError
 from drumline.events import EventLog, EventReader
 from drumline.launch.agent import Attempt
 from drumline.launch.policy import Action, AttemptEnd, Decision, RankEnd, decide
@@ -33,7 +33,8 @@ class LaunchRequest:
         plan: Devices and world size.
         kind: "train", "call" or "script"; see `worker`.
         arguments: For the worker.
-        spread: Bounds for the failure policy: restarts and timeouts.
+        spread: Bounds for the failure policy: restarts and timeouts. A script's own config has
+            the word over them.
     """
 
     run: RunDirectory
@@ -88,20 +89,18 @@ class _Launch:
     def run(self) -> Outcome:
         self.run_dir.result_path.unlink(missing_ok=True)
         number = self._first
-        left = self.request.spread.max_restarts
         with _Signals(self._on_signal):
             while True:
-                decision = self._one(number, left)
+                decision = self._one(number)
                 if decision.action in (Action.FINISH, Action.STOP) or self._stops:
                     break
-                left -= 1
                 number += 1
                 self._adjust(decision.action)
         outcome = self._outcome(decision, number)
         self._events.close()
         return outcome
 
-    def _one(self, number: int, left: int) -> Decision:
+    def _one(self, number: int) -> Decision:
         self._seen = []
         self._events.attempt = number
         plan = self.request.plan
@@ -113,6 +112,7 @@ class _Launch:
         ranks = self._attempt.run(self._watch)
         self._watch()
         end = self._end(number, ranks)
+        left = self._bounds().max_restarts - (number - self._first)
         decision = decide(end, left, can_halve=self._micro_batch() > 1)
         self._events.emit(
             "attempt_ended",
@@ -164,11 +164,21 @@ class _Launch:
         if action is Action.RESTART_PATIENT:
             for name in ("timeout_s", "control_timeout_s"):
                 key = f"distributed.{name}"
-                before = float(self._overrides.get(key, getattr(self.request.spread, name)))
+                before = float(self._overrides.get(key, getattr(self._bounds(), name)))
                 self._overrides[key] = str(2 * before)
 
     def _micro_batch(self) -> int:
-        return int(self._overrides.get("micro_batch", self.request.plan.micro_batch))
+        """What the ranks held at last: they may have halved it, and a script has its own."""
+        told = [event["micro_batch"] for event in self._seen if "micro_batch" in event]
+        asked = self._overrides.get("micro_batch", self.request.plan.micro_batch)
+        return int(told[-1] if told else asked)
+
+    def _bounds(self) -> DistributedConfig:
+        """The config's bounds. Those of a script are known once it has opened its run."""
+        if self.request.kind == "script":
+            with suppress(DrumlineError):
+                return load_config(self.run_dir.config_path).distributed
+        return self.request.spread
 
     def _watch(self) -> None:
         self._seen += self._reader.new()

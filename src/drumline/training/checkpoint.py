@@ -119,9 +119,8 @@ class CheckpointStore:
             _publish(aside, final)
         except Exception as error:  # safetensors and torch.save each raise errors of their own
             shutil.rmtree(aside, ignore_errors=True)
-            reason = " ".join(str(error).split())
             raise CheckpointError(
-                f"The checkpoint of step {step} could not be written: {reason}",
+                f"The checkpoint of step {step} could not be written: {_reason(error)}",
                 remedy="Training goes on; free space on the disk.",
                 step=step,
             ) from error
@@ -211,6 +210,16 @@ class CheckpointStore:
             if best is None or old.path != best.path:
                 with suppress(OSError):
                     _remove(old.path)
+
+
+def _reason(error: BaseException) -> str:
+    """The system's reason, which torch.save hides behind an error of its own."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return f"{cause.strerror}."
+        cause = cause.__cause__ or cause.__context__
+    return " ".join(str(error).split())
 
 
 def _publish(aside: Path, final: Path) -> None:

@@ -139,7 +139,7 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
         checkpointing=checkpointing,
         watchers=watchers,
     )
-    _announce(session, None if resumed is None else resumed.path)
+    _announce(session, parts.micro_batch, None if resumed is None else resumed.path)
     return session
 
 
@@ -156,7 +156,7 @@ def _agree_on_checkpoint(store: CheckpointStore, world: World, events: EventLog)
     return world.control.broadcast(found)
 
 
-def _announce(session: Session, resumed_from: Path | None) -> None:
+def _announce(session: Session, micro_batch: int, resumed_from: Path | None) -> None:
     world, config = session.world, session.config
     devices = world.control.gather(_device_name(world.device))
     if world.is_main:
@@ -168,6 +168,7 @@ def _announce(session: Session, resumed_from: Path | None) -> None:
             step=session.progress.step,
             global_batch=config.global_batch,
             shares=list(session.share.weights),
+            micro_batch=micro_batch,
             world_size=world.size,
             devices=devices,
             mode=session.strategy.mode.value,
