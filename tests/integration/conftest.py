@@ -10,10 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import Finished, run_to_end, train, write_config
+from support import Finished, run_to_end, script, train, write_config
 
 ROWS, WIDTH, HELD_OUT, GLOBAL_BATCH = 4002, 16, 400, 96
 """Of 3602 rows trained on, the last batch of each epoch holds two: fewer than there are ranks."""
+
+
+REGRESSION: dict[str, Any] = {
+    "steps": 60,
+    "global_batch": 48,
+    "checkpoint": {"every_steps": 10},
+    "optimizer": {"name": "adamw", "weight_decay": 0.01},
+    "schedule": {"name": "cosine", "warmup_steps": 5},
+}
+"""The config of the program regression.py, where tests share a run of it."""
 
 
 def sparse_rows(rows: int, width: int, features: int = 24, seed: int = 0) -> np.ndarray:
@@ -89,3 +99,11 @@ class SAERuns:
 def sae_runs(activations: Path, tmp_path_factory: pytest.TempPathFactory) -> SAERuns:
     """All runs on the shared set."""
     return SAERuns(activations, tmp_path_factory.mktemp("sae"))
+
+
+@pytest.fixture(scope="session")
+def undisturbed_regression(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """The program on three processes, in fp32, with dropout; nothing happens to them."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    arguments = script("regression.py", "cpu:3", {"config": REGRESSION})
+    return run_to_end(arguments, folder).succeeded()

@@ -10,19 +10,9 @@ import random
 import secrets
 import signal
 from pathlib import Path
-from typing import Any
 
-import pytest
-from conftest import SAERuns
+from conftest import REGRESSION, SAERuns
 from support import Finished, assert_same_bits, run_to_end, script, started, train, write_config
-
-REGRESSION: dict[str, Any] = {
-    "steps": 60,
-    "global_batch": 48,
-    "checkpoint": {"every_steps": 10},
-    "optimizer": {"name": "adamw", "weight_decay": 0.01},
-    "schedule": {"name": "cosine", "warmup_steps": 5},
-}
 
 
 def drawn() -> random.Random:
@@ -31,21 +21,15 @@ def drawn() -> random.Random:
     return random.Random(seed)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """Three processes in fp32 that nothing happens to."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    arguments = script("regression.py", "cpu:3", {"config": REGRESSION})
-    return run_to_end(arguments, folder).succeeded()
-
-
-def test_a_rank_killed_at_any_step_costs_no_bit(tmp_path: Path, undisturbed: Finished) -> None:
+def test_a_rank_killed_at_any_step_costs_no_bit(
+    tmp_path: Path, undisturbed_regression: Finished
+) -> None:
     chance = drawn()
     kill = {"rank": chance.randrange(3), "call": chance.randrange(1, 60)}
     options = {"config": REGRESSION, "kill": kill}
     killed = run_to_end(script("regression.py", "cpu:3", options), tmp_path).succeeded()
-    assert_same_bits(killed.weights, undisturbed.weights)
-    assert killed.losses == undisturbed.losses
+    assert_same_bits(killed.weights, undisturbed_regression.weights)
+    assert killed.losses == undisturbed_regression.losses
     first, second = killed.events("attempt_ended")
     assert (first["cause"], first["action"]) == ("killed", "restart")
     assert f"rank {kill['rank']} " in first["message"]
