@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +90,10 @@ class SAERuns:
             self._done[name] = run_to_end(train(config, devices), folder).succeeded()
         return self._done[name]
 
-    def together(self, *devices: str) -> list[Finished]:
-        """Runs of the shared config, started at the same time."""
+    def together(self, *devices: str, **keys: Any) -> list[Finished]:
+        """Runs that are started at the same time."""
         with ThreadPoolExecutor() as pool:
-            return list(pool.map(self.get, devices))
+            return list(pool.map(partial(self.get, **keys), devices))
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,12 +17,16 @@ from torch.distributed.distributed_c10d import (
     Store,
     _get_default_store,
 )
+from torch.distributed.rendezvous import rendezvous
 
 from drumline.config import ClusterEnvironment, DistributedConfig, Mode, RunConfig
 from drumline.config.environment import visible_devices_setting
 from drumline.distributed.control import ControlPlane, LocalControl, StoreControl
 from drumline.distributed.strategy import Strategy, build_strategy
 from drumline.errors import DeviceError
+
+_opened = itertools.count()
+"""Numbers the worlds of this process, so that each has its own part of the store."""
 
 
 @dataclass(frozen=True)
@@ -116,22 +121,23 @@ def open_world(
 def _join(env: ClusterEnvironment, backend: str, device: torch.device, timeout_s: float) -> Store:
     """Join the data plane's process group, through the store of whoever started us."""
     timeout = timedelta(seconds=timeout_s)
-    device_id = device if device.type == "cuda" else None
     if env.kind in ("drumline", "torchrun"):
-        dist.init_process_group(backend, timeout=timeout, device_id=device_id)
-        return _get_default_store()
-    store = TCPStore(
-        env.master_addr, env.master_port, env.world_size, env.rank == 0, timeout=timeout
-    )
+        store: Store = next(rendezvous("env://", env.rank, env.world_size, timeout=timeout))[0]
+    else:
+        store = TCPStore(
+            env.master_addr, env.master_port, env.world_size, env.rank == 0, timeout=timeout
+        )
+    # torchrun keeps one store over its restarts, and a script may open several worlds: without a
+    # prefix of its own, a new one would find the addresses of one that is gone.
     dist.init_process_group(
         backend,
-        store=PrefixStore(f"attempt-{env.attempt}", store),
+        store=PrefixStore(f"attempt-{env.attempt}/world-{next(_opened)}", store),
         rank=env.rank,
         world_size=env.world_size,
         timeout=timeout,
-        device_id=device_id,
+        device_id=device if device.type == "cuda" else None,
     )
-    return store
+    return _get_default_store()
 
 
 def _device(env: ClusterEnvironment, asked: str) -> torch.device:

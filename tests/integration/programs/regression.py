@@ -1,10 +1,10 @@
 """A regression with dropout that notes which samples it saw, and in which things go wrong on
 demand.
 
-Options, as JSON in the first argument: `config` (keys of the RunConfig), `samples`, and faults,
-each with the `rank` it happens on, the `call` of the loss function, counted from 0, and the
-`attempt`, by default the first: `kill` (by SIGKILL), `terminate` (by SIGTERM or another `signal`),
-`hang` (never returns).
+Options, as JSON in the first argument: `config` (keys of the RunConfig), `again` (keys over those,
+for a second fit after the first), `samples`, and faults, each with the `rank` it happens on, the
+`call` of the loss function, counted from 0, and the `attempt`, by default the first: `kill` (by
+SIGKILL), `terminate` (by SIGTERM or another `signal`), `hang` (never returns).
 
 Each rank appends the ids of every batch, as one JSON list a line, to
 `ids/<world size>-<attempt>-<rank>.txt` below the working directory.
@@ -82,9 +82,13 @@ def main(options: dict[str, Any]) -> int:
         weights = next(model.parameters()).dtype
         return F.mse_loss(model(inputs.to(weights)), targets.to(weights), reduction="none").mean(1)
 
-    config = RunConfig(**{"name": "regression", "logging": {"every_steps": 1}, **options["config"]})
+    keys = {"name": "regression", "logging": {"every_steps": 1}, **options["config"]}
     data = samples(options.get("samples", 1000))
-    return Trainer(config, model=build, data=data, loss=loss).fit().exit_code
+    result = Trainer(RunConfig(**keys), model=build, data=data, loss=loss).fit()
+    if "again" in options:
+        config = RunConfig(**{**keys, **options["again"]})
+        result = Trainer(config, model=build, data=data, loss=loss).fit()
+    return result.exit_code
 
 
 if __name__ == "__main__":
