@@ -32,7 +32,7 @@ class WidenedModules(Watcher):
         self._precision = precision
         self.levels: dict[str, Precision] = {}
         self._model: nn.Module | None = None
-        self._originals: dict[str, Callable[..., Any]] = {}
+        self._replaced: list[tuple[nn.Module, Callable[..., Any] | None]] = []
 
     def attach(self, model: nn.Module) -> None:
         """Work on this model from now on; what a checkpoint said of its modules is applied."""
@@ -52,10 +52,11 @@ class WidenedModules(Watcher):
 
     def close(self) -> None:
         """Give all modules their own forward back."""
-        for name, original in self._originals.items():
-            if self._model is not None:
-                self._model.get_submodule(name).forward = original
-        self._originals.clear()
+        for module, own in self._replaced:
+            del module.forward
+            if own is not None:
+                module.forward = own
+        self._replaced.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """The precision of each widened module."""
@@ -72,7 +73,7 @@ class WidenedModules(Watcher):
         self.close()
         for name, level in self.levels.items():
             module = self._model.get_submodule(name)
-            self._originals[name] = module.forward
+            self._replaced.append((module, vars(module).get("forward")))
             module.forward = _in_precision(module.forward, _DTYPES[level])
 
 
