@@ -58,7 +58,7 @@ def test_a_config_that_finds_no_room_is_refused_and_the_old_one_stays(tmp_path: 
 
 
 def test_names_are_safe_for_a_file_system() -> None:
-    assert re.fullmatch(r"a-b-c-\d{8}-\d{6}-[0-9a-f]{3}", RunDirectory.new_name("../a/b  c.."))
+    assert re.fullmatch(r"a-b-c-\d{8}-\d{6}-[0-9a-f]{6}", RunDirectory.new_name("../a/b  c.."))
     assert RunDirectory.new_name("///").startswith("run-")
     assert len({RunDirectory.new_name("x") for _ in range(20)}) > 1
 

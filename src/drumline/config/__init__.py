@@ -15,6 +15,7 @@ from drumline.config.run import (
     ScheduleConfig,
 )
 from drumline.config.section import Section, TaskConfig
+from drumline.config.stability import StabilityConfig
 
 __all__ = [
     "CheckpointConfig",
@@ -29,6 +30,7 @@ __all__ = [
     "RunConfig",
     "ScheduleConfig",
     "Section",
+    "StabilityConfig",
     "TaskConfig",
     "load_config",
     "parse_config",

@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from drumline.config.section import Section, TaskConfig, task_config_class
+from drumline.config.stability import StabilityConfig
 from drumline.errors import ConfigError
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -192,6 +193,9 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="saving the state")
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="when to evaluate")
     logging: LoggingConfig = Field(LoggingConfig(), description="metric events and trackers")
+    stability: StabilityConfig = Field(
+        StabilityConfig(), description="what is watched, and what is done about it"
+    )
     run_dir: Path | None = Field(None, description="the run directory; by default new in runs_dir")
     runs_dir: Path = Field(Path("runs"), description="folder of run directories")
 
@@ -209,5 +213,22 @@ class RunConfig(Section):
             raise ValueError(
                 f"distributed.shares {shares} sum to {sum(shares)}, "
                 f"but global_batch is {self.global_batch}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _policies_can_act(self) -> RunConfig:
+        policies = self.stability.policies
+        rollback = [name for name, policy in policies.items() if policy == "rollback"]
+        if rollback and self.checkpoint.every_steps is None:
+            raise ValueError(
+                f"stability.{rollback[0]}=rollback needs checkpoints to go back to: set "
+                "checkpoint.every_steps"
+            )
+        narrow = (Precision.BF16, Precision.FP16)
+        if policies["non_finite"] == "widen_precision" and self.precision not in narrow:
+            raise ValueError(
+                "stability.non_finite=widen_precision needs precision fp16 or bf16; with "
+                f"{self.precision.value} nothing can be widened"
             )
         return self

@@ -76,6 +76,14 @@ class World:
             dist.all_reduce(tensor, getattr(dist.ReduceOp, op.upper()))
         return tensor
 
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        """Overwrite a tensor, of any device, with the source rank's, bit for bit; returns it."""
+        if self.has_data_plane:
+            there = tensor.to(self.device).contiguous()
+            dist.broadcast(there, source)
+            tensor.copy_(there)
+        return tensor
+
     def barrier(self, name: str = "barrier") -> None:
         """Wait for all ranks on the control plane."""
         self.control.barrier(name)

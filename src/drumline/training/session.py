@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from drumline.run_directory import RunDirectory
 from drumline.training.checkpoint import CheckpointStore
 from drumline.training.optimizer import build_optimizer, learning_rate_factor, set_learning_rate
 from drumline.training.precision import Arithmetic, LossScaler
-from drumline.training.source import ShareOfStep, Source
+from drumline.training.source import ShareOfStep, Source, StepBatch
+from drumline.training.stability import Stability
 from drumline.training.state import OptimizerState, Progress, RandomStates, Stateful, StateRegistry
 from drumline.training.step import StandardStep, Step, StepParts
 from drumline.training.task import Setup, Task
@@ -56,7 +58,12 @@ class Session:
     metrics: dict[str, float] = field(default_factory=dict)
     metrics_step: int = -1
     learning_rate: float = 0.0
+    batches: Iterator[StepBatch] = field(default_factory=lambda: iter(()))
     began: float = field(default_factory=time.perf_counter)
+
+    def open_source(self) -> None:
+        """Let the next batch be the one at the progress's cursor."""
+        self.batches = self.source.open(self.share, self.progress.cursor)
 
     def schedule(self) -> None:
         """Set the learning rate of the step to come."""
@@ -83,12 +90,14 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
     optimizer = build_optimizer(config.optimizer, model)
     strategy, scaler, progress = world.strategy(), arithmetic.scaler(), Progress()
     state = StateRegistry()
+    stability = Stability(config)
     parts_of_state: dict[str, Stateful] = {
         "progress": progress,
         "optimizer": OptimizerState(optimizer),
         "scaler": scaler,
         "source": source,
         "task": task,
+        "stability": stability,
         "random": RandomStates(world.rank, world.control.gather),
     }
     for name, part in parts_of_state.items():
@@ -139,6 +148,7 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
         checkpointing=checkpointing,
         watchers=watchers,
     )
+    stability.attach(session)
     _announce(session, parts.micro_batch, None if resumed is None else resumed.path)
     return session
 

@@ -7,10 +7,11 @@ non-finite gradient on any rank skips the step on all, and nothing depends on mi
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +31,35 @@ CAREFUL_STEPS = 2
 
 @dataclass
 class StepOutcome:
-    """What a step did. Sums are this rank's own; norm, `taken` and scale are the same on all."""
+    """What a step did. Sums are this rank's own; all else is the same on all ranks.
+
+    `finite` and `loss`, the mean over the global batch, also speak of steps that were not taken.
+    """
 
     taken: bool
     sums: Mapping[str, Tensor] = field(default_factory=dict)
     gradient_norm: Tensor | None = None
     reason: str = ""
+    finite: bool = True
+    loss: float = math.nan
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of a finite gradient: whether the update is made, and a bound on its norm."""
+
+    take: bool = True
+    max_norm: float = math.inf
+    reason: str = ""
+
+
+class Gate:
+    """Judges every update before it is made. This one lets all pass."""
+
+    def judge(self, loss: float, norm: float) -> Verdict:
+        """From the global mean loss and gradient norm, both finite and equal on all ranks."""
+        del loss, norm
+        return Verdict()
 
 
 @dataclass(frozen=True)
@@ -57,7 +81,13 @@ class StepParts:
 
 
 class Step(ABC):
-    """Takes one optimizer step from one batch."""
+    """Takes one optimizer step from one batch.
+
+    `gate` is asked before an update. A step of a task's own that cannot ask says so by `gated`.
+    """
+
+    gated: ClassVar[bool] = False
+    gate: Gate = Gate()
 
     @abstractmethod
     def take(self, batch: StepBatch, index: int) -> StepOutcome:
@@ -72,6 +102,8 @@ class StandardStep(Step):
     the micro-batch and take the same step again. After that the last backward sums gradients while
     it runs, and an out-of-memory error ends the attempt.
     """
+
+    gated = True
 
     def __init__(self, parts: StepParts) -> None:
         self.task, self.model, self.wrapped = parts.task, parts.model, parts.wrapped
@@ -118,7 +150,7 @@ class StandardStep(Step):
         start = 0
         for number, size in enumerate(sizes):
             micro = narrow(data, start, size)
-            torch.manual_seed(mix(self.seed, index, batch.first + start) >> 1)
+            seed_micro_batch(self.seed, index, batch.first + start)
             if overlap and number == len(sizes) - 1:
                 self._backward(micro, batch.global_count, sums)
             else:
@@ -140,17 +172,32 @@ class StandardStep(Step):
             torch._foreach_mul_(gradients, 1.0 / self.scaler.scale)
         self.task.after_gradients(self.model)
         norm = self.strategy.gradient_norm()
-        bad = self.world.all_reduce((~torch.isfinite(norm)).to(torch.int32), "max")
-        finite = not bool(bad.item())
+        loss, global_norm, finite = self._agree(batch, sums["metric"], norm)
         self.scaler.update(finite)
         if not finite:
-            return StepOutcome(False, {}, norm, self._first_bad_parameter())
-        if self.clip_norm is not None:
-            self.strategy.clip(self.clip_norm, norm)
+            reason = self._first_bad_parameter(loss)
+            return StepOutcome(False, {}, norm, reason, finite, loss)
+        verdict = self.gate.judge(loss, global_norm)
+        if not verdict.take:
+            return StepOutcome(False, {}, norm, verdict.reason, finite, loss)
+        bound = min(verdict.max_norm, self.clip_norm or math.inf)
+        if bound < math.inf:
+            self.strategy.clip(bound, norm)
         self.optimizer.step()
         step_sums = self._reduced(sums["step"], batch)
         self.task.after_step(self.model, self.optimizer, step_sums, batch.global_count)
-        return StepOutcome(True, sums["metric"], norm)
+        return StepOutcome(True, sums["metric"], norm, loss=loss)
+
+    def _agree(
+        self, batch: StepBatch, sums: Mapping[str, Tensor], norm: Tensor
+    ) -> tuple[float, float, bool]:
+        """Global mean loss, gradient norm, and whether all was finite, in one reduction."""
+        norm = norm.to(self.world.device, torch.float64)
+        loss_sum = sums["loss"].to(norm) if "loss" in sums else torch.zeros_like(norm)
+        bad = ~(torch.isfinite(norm) & torch.isfinite(loss_sum))
+        facts = torch.stack([loss_sum, norm, bad.double()])
+        loss, norms, bad_ranks = self.world.all_reduce(facts).tolist()
+        return loss / batch.global_count, norms / self.world.size, not bad_ranks
 
     def _reduced(self, local: dict[str, Tensor], batch: StepBatch) -> dict[str, Tensor]:
         if 0 in batch.counts:  # a rank without samples does not know what the others sum
@@ -162,10 +209,12 @@ class StandardStep(Step):
             }
         return {name: self.world.all_reduce(local[name]) for name in sorted(local)}
 
-    def _first_bad_parameter(self) -> str:
+    def _first_bad_parameter(self, loss: float) -> str:
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
                 return f"the gradient of {name} is not finite"
+        if not math.isfinite(loss):
+            return "the loss is not finite"
         return "the norm of the whole gradient is not finite"
 
     def _halve(self, index: int) -> None:
@@ -187,6 +236,11 @@ class StandardStep(Step):
                 f"{self.micro_batch}; the result does not change.",
                 micro_batch=self.micro_batch,
             )
+
+
+def seed_micro_batch(seed: int, index: int, position: int) -> None:
+    """Seed torch for the micro-batch that begins at a position of step `index`."""
+    torch.manual_seed(mix(seed, index, position) >> 1)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -107,18 +107,22 @@ class Trainer:
                     raise
                 raise world.control.missing("collective", error) from error
             finally:
+                for watcher in session.watchers:
+                    watcher.close()
                 session.strategy.teardown()
                 session.events.close()
 
     def _loop(self, session: Session, signals: StopSignals) -> bool:
         """Step by step to the end; True if a signal stopped it before."""
         control, progress = session.world.control, session.progress
-        batches = session.source.open(session.share, progress.cursor)
+        session.open_source()
         resumed_at = progress.step
         while progress.step < session.steps:
             ballot = control.call(stop=signals.number)
-            batch = next(batches)
+            batch = next(session.batches)
             session.schedule()
+            for watcher in session.watchers:
+                watcher.before_step(session, batch)
             outcome = session.step.take(batch, progress.step)
             _advance(session, batch, outcome)
             if progress.step == resumed_at + 1 and session.world.is_main:

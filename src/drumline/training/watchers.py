@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 class Watcher(ABC):
     """Sees every step, and the end."""
 
+    def before_step(self, session: Session, batch: StepBatch) -> None:
+        """Called when the learning rate of a step is set and nothing else is done."""
+        del session, batch
+
     @abstractmethod
     def after_step(self, session: Session, batch: StepBatch, outcome: StepOutcome) -> None:
         """Called when a step was taken or skipped and the progress counts it."""
@@ -30,6 +34,9 @@ class Watcher(ABC):
     def at_end(self, session: Session) -> None:
         """Called when all steps are done (not when the run is stopped)."""
         del session
+
+    def close(self) -> None:
+        """Called last, however the run ended: take back what was put on the model."""
 
 
 class SkipWatcher(Watcher):
@@ -50,7 +57,7 @@ class SkipWatcher(Watcher):
             )
         if progress.skipped_in_a_row >= limit:
             raise NumericsError(
-                f"{limit} steps in a row were not finite, the last at step {progress.step}: "
+                f"{limit} steps in a row were skipped, the last at step {progress.step}: "
                 f"{outcome.reason}.",
                 remedy="Lower optimizer.lr, set clip_norm, or use a wider precision.",
             )

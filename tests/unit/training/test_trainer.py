@@ -180,11 +180,14 @@ def test_micro_batches_do_not_change_the_result(tmp_path: Path) -> None:
     torch.testing.assert_close(found[0], found[2], rtol=1e-9, atol=1e-12)
 
 
-def test_a_run_that_only_skips_ends_with_the_reason(tmp_path: Path) -> None:
-    config = config_of(tmp_path, max_skipped_steps=3)
+@pytest.mark.parametrize(("diagnosed", "named"), [(True, "loss function"), (False, "0.weight")])
+def test_a_run_that_only_skips_ends_with_the_reason(
+    tmp_path: Path, diagnosed: bool, named: str
+) -> None:
+    config = config_of(tmp_path, max_skipped_steps=3, stability={"enabled": diagnosed})
     with pytest.raises(NumericsError, match="3 steps in a row") as raised:
         fit(config, lambda model, batch: squared(model, batch) * float("nan"))
-    assert "0.weight" in raised.value.message
+    assert named in raised.value.message
     run = RunDirectory(tmp_path / "run")
     assert [e["step"] for e in run.events() if e["kind"] == "step_skipped"] == [1, 2, 3]
 
