@@ -316,6 +316,9 @@ def loss(model, batch):
 torch.set_num_threads(1)
 data = torch.randn(64, 4, dtype=torch.float64)
 used = {}
+warm = build()  # so that threads and late imports are there before memory is short
+assert step_of(RecordingTask(warm, data, loss), torch.optim.SGD(warm.parameters(), lr=0.1),
+               Path(sys.argv[2]), micro_batch=4).take(batch_of(data, 64), 0).taken
 unlimited = resource.getrlimit(resource.RLIMIT_AS)
 for name in ("halved", "small from the start"):
     micro_batch = 64 if name == "halved" else used["halved"][0]
