@@ -2,11 +2,18 @@
 
 from drumline.distributed.control import Ballot, ControlPlane, LocalControl, StoreControl
 from drumline.distributed.failures import is_communication_failure
-from drumline.distributed.strategy import (
+from drumline.distributed.strategies import (
     DataParallelReplicas,
     SingleDevice,
+    Split,
+    Spread,
     Strategy,
     build_strategy,
+    candidates,
+    gathered,
+    moments,
+    set_rows,
+    spread_model,
 )
 from drumline.distributed.world import World, open_world
 
@@ -16,10 +23,17 @@ __all__ = [
     "DataParallelReplicas",
     "LocalControl",
     "SingleDevice",
+    "Split",
+    "Spread",
     "StoreControl",
     "Strategy",
     "World",
     "build_strategy",
+    "candidates",
+    "gathered",
     "is_communication_failure",
+    "moments",
     "open_world",
+    "set_rows",
+    "spread_model",
 ]

@@ -19,10 +19,10 @@ from torch.distributed.distributed_c10d import (
 )
 from torch.distributed.rendezvous import rendezvous
 
-from drumline.config import ClusterEnvironment, DistributedConfig, Mode, RunConfig
+from drumline.config import ClusterEnvironment, DistributedConfig, RunConfig
 from drumline.config.environment import visible_devices_setting
 from drumline.distributed.control import ControlPlane, LocalControl, StoreControl
-from drumline.distributed.strategy import Strategy, build_strategy
+from drumline.distributed.strategies import Strategy, build_strategy
 from drumline.errors import DeviceError
 
 _opened = itertools.count()
@@ -102,7 +102,7 @@ def open_world(
     """Open the world that the environment describes, and close it at the end.
 
     Works alone, under `drumline`, torchrun, Slurm and mpirun. One process alone gets a world of
-    size one without a process group, unless mode `distributed` was asked for by name.
+    size one without a process group, unless a mode that exchanges tensors was asked for by name.
 
     Raises:
         DeviceError: If there are fewer devices than ranks on this machine.
@@ -112,7 +112,7 @@ def open_world(
     spread = config.distributed if isinstance(config, RunConfig) else config
     spread = spread or DistributedConfig()
     device = _device(env, devices)
-    if env.is_alone and spread.mode is not Mode.DISTRIBUTED:
+    if env.is_alone and not spread.mode.needs_group:
         yield World(0, 1, 0, device, "none", LocalControl(), spread, env)
         return
     backend = spread.backend

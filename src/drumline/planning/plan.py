@@ -41,8 +41,8 @@ class Plan:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks, one for each device."""
-        return len(self.devices)
+        """Number of ranks: one for each device, but in mode dataparallel one for all."""
+        return 1 if self.mode is Mode.DATAPARALLEL else len(self.devices)
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as plain data, for plan.json."""
@@ -73,12 +73,14 @@ def plan(
     devices, reasons = choose_devices(
         config.devices, machine, occupied, at_most=_most_devices(config, granularity)
     )
-    size = len(devices)
+    size = 1 if config.distributed.mode is Mode.DATAPARALLEL else len(devices)
     if config.distributed.shares is not None and len(config.distributed.shares) != size:
         raise BadInput(
             f"distributed.shares has {len(config.distributed.shares)} entries for {size} devices.",
             remedy="Give one share for each device.",
         )
+    if config.distributed.mode is Mode.HYBRID:
+        config.distributed.mesh.shape(size)
     mode, why = _choose_mode(config.distributed.mode, size, () if speed is None else speed.gaps)
     shares = spread(config, size)
     candidates = () if speed is None else compare(config, size, speed)
@@ -185,7 +187,8 @@ def _choose_mode(mode: Mode, size: int, gaps: Sequence[str]) -> tuple[Mode, str]
 
 
 def _choose_backend(config: RunConfig, devices: list[PlannedDevice]) -> str:
-    if len(devices) == 1 and config.distributed.mode is not Mode.DISTRIBUTED:
+    mode = config.distributed.mode
+    if mode is Mode.DATAPARALLEL or (len(devices) == 1 and not mode.needs_group):
         return "none"
     backend = config.distributed.backend
     on_gpus = devices[0].kind != "cpu"  # torch calls AMD's RCCL nccl, too

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from drumline.distributed import Strategy, World
 from drumline.events import EventLog
 from drumline.planning.shares import cut_micro_batches
 from drumline.training.batches import narrow, to_device
+from drumline.training.lockstep import Company
 from drumline.training.order import mix
 from drumline.training.precision import Arithmetic, LossScaler
 from drumline.training.source import StepBatch
@@ -100,7 +102,8 @@ class StandardStep(Step):
     The first steps are *careful*: all micro-batches only accumulate, the ranks vote on whether all
     of them fitted, and the gradients are summed afterwards. If one ran out of memory, all halve
     the micro-batch and take the same step again. After that the last backward sums gradients while
-    it runs, and an out-of-memory error ends the attempt.
+    it runs, and an out-of-memory error ends the attempt. Where a forward is collective there are no
+    careful steps, and ranks with fewer micro-batches run passes that change nothing.
     """
 
     gated = True
@@ -112,11 +115,16 @@ class StandardStep(Step):
         self.events, self.seed = parts.events, parts.seed
         self.micro_batch, self.clip_norm = parts.micro_batch, parts.clip_norm
         self._careful_left = CAREFUL_STEPS
+        lockstep = parts.strategy.lockstep
+        self._company = Company(parts.world, parts.task.granularity) if lockstep else None
 
     def take(self, batch: StepBatch, index: int) -> StepOutcome:
         """One step; see the class."""
         data = to_device(batch.data, self.world.device)
-        careful = self._careful_left > 0 or 0 in batch.counts
+        if self._company is not None:
+            self._company.follow(batch, data)
+        late = self._careful_left > 0 or 0 in batch.counts or not self.strategy.overlaps
+        careful = late and self._company is None
         sums = self._accumulate(data, batch, index, careful)
         while sums is None:
             self._halve(index)
@@ -147,17 +155,29 @@ class StandardStep(Step):
     ) -> dict[str, dict[str, Tensor]]:
         sums: dict[str, dict[str, Tensor]] = {"metric": {}, "step": {}}
         sizes = cut_micro_batches(batch.count, self.micro_batch, self.task.granularity)
+        passes = len(sizes)
+        if self._company is not None:
+            passes = self._company.passes(batch, self.micro_batch)
         start = 0
-        for number, size in enumerate(sizes):
-            micro = narrow(data, start, size)
-            seed_micro_batch(self.seed, index, batch.first + start)
-            if overlap and number == len(sizes) - 1:
+        for number in range(passes):
+            last = overlap and number == passes - 1
+            with nullcontext() if last else self.strategy.accumulate():
+                if number >= len(sizes):
+                    self._keep_step()
+                    continue
+                micro = narrow(data, start, sizes[number])
+                seed_micro_batch(self.seed, index, batch.first + start)
                 self._backward(micro, batch.global_count, sums)
-            else:
-                with self.strategy.accumulate():
-                    self._backward(micro, batch.global_count, sums)
-            start += size
+                start += sizes[number]
         return sums
+
+    def _keep_step(self) -> None:
+        """A pass that changes nothing, while other ranks work on their last micro-batches."""
+        assert self._company is not None
+        with self.strategy.idle():
+            with self.arithmetic.autocast():
+                losses = self.task.loss(self.wrapped, self._company.filler)
+            torch.autograd.backward(losses.loss_sum * 0.0)
 
     def _backward(self, micro: Any, global_count: int, sums: dict[str, dict[str, Tensor]]) -> None:
         with self.arithmetic.autocast():
@@ -210,9 +230,9 @@ class StandardStep(Step):
         return {name: self.world.all_reduce(local[name]) for name in sorted(local)}
 
     def _first_bad_parameter(self, loss: float) -> str:
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
-                return f"the gradient of {name} is not finite"
+        name = self.strategy.first_bad_gradient()
+        if name is not None:
+            return f"the gradient of {name} is not finite"
         if not math.isfinite(loss):
             return "the loss is not finite"
         return "the norm of the whole gradient is not finite"
