@@ -3,6 +3,7 @@
 from drumline.distributed.control import Ballot, ControlPlane, LocalControl, StoreControl
 from drumline.distributed.failures import is_communication_failure
 from drumline.distributed.strategies import (
+    UNCUT,
     DataParallelReplicas,
     SingleDevice,
     Split,
@@ -18,6 +19,7 @@ from drumline.distributed.strategies import (
 from drumline.distributed.world import World, open_world
 
 __all__ = [
+    "UNCUT",
     "Ballot",
     "ControlPlane",
     "DataParallelReplicas",

@@ -3,7 +3,7 @@
 `base` says what the Trainer may ask of a mode; `choose` picks one, and the next if that fails.
 """
 
-from drumline.distributed.strategies.base import Split, Strategy, WholeModel
+from drumline.distributed.strategies.base import UNCUT, Split, Strategy, WholeModel
 from drumline.distributed.strategies.choose import Spread, build_strategy, candidates, spread_model
 from drumline.distributed.strategies.data_parallel import ThreadedReplicas
 from drumline.distributed.strategies.gather import gathered
@@ -13,6 +13,7 @@ from drumline.distributed.strategies.sharded import Hybrid, Sharded
 from drumline.distributed.strategies.single import OneOfMany, SingleDevice
 
 __all__ = [
+    "UNCUT",
     "DataParallelReplicas",
     "Hybrid",
     "OneOfMany",
