@@ -4,9 +4,10 @@ Starting processes takes longer than the training, so that one launch does many 
 
 Arguments: rank, world size, port, and a JSON file with a list of cases. A case has `name`, `model`,
 `folder` (its run directory), `config` (keys of the RunConfig), and may have `fault` ({"rank",
-"call"}: an infinite loss there) and `break` (modes whose set-up fails on rank 1). Rank 0 writes
+"call"}: an infinite loss there) and `break` ({"modes", "where", "on"}: modes whose set-up fails on
+some ranks). Rank 0 writes
 `found.json` into the folder: losses by step, mode, warnings, skipped steps, and every rank's
-loss scale.
+loss scale. A case with `refused` is to fail, and leaves `refused.json` with what each rank raised.
 """
 
 from __future__ import annotations
@@ -46,8 +47,12 @@ def main(rank: int, size: int, port: int, cases: list[dict[str, Any]]) -> None:
             try:
                 train(case, world)
             except Exception as error:
-                error.add_note(f"in case {case['name']} on rank {rank}")
-                raise
+                if not case.get("refused"):
+                    error.add_note(f"in case {case['name']} on rank {rank}")
+                    raise
+                said = {"kind": type(error).__name__, "message": str(error)}
+                told = world.control.gather(said)
+                (Path(case["folder"]) / "refused.json").write_text(json.dumps(told))
 
 
 def train(case: dict[str, Any], world: World) -> None:
@@ -56,9 +61,10 @@ def train(case: dict[str, Any], world: World) -> None:
     world = replace(world, config=config.distributed)
     run = RunDirectory.create(Path(case["folder"]))
     task = task_of(case, world.rank)
+    fault = case.get("break", {"modes": []})
     with ExitStack() as broken, StopSignals() as signals:
-        for mode in case.get("break", {}).get("modes", []):
-            broken.enter_context(breaking(mode, world.rank, **case["break"]))
+        for mode in fault["modes"]:
+            broken.enter_context(breaking(mode, world.rank, fault["where"], fault["on"]))
         session = open_session(config, task, world, run)
         trainer = Trainer(config, task)
         trainer._end(session, trainer._loop(session, signals), 1.0)
@@ -76,6 +82,7 @@ def train(case: dict[str, Any], world: World) -> None:
             "warnings": [e["message"] for e in events if e["kind"] == "warning"],
             "skips": [e["reason"] for e in events if e["kind"] == "step_skipped"],
             "scales": scales,
+            "skipped": session.progress.skipped,
             "digests": digests,
         }
         (run.path / "found.json").write_text(json.dumps(found))
@@ -100,7 +107,7 @@ def task_of(case: dict[str, Any], rank: int) -> Task:
     return OwnModelTask(model, data(), faulty)
 
 
-def breaking(mode: str, rank: int, *, where: str, on: list[int], **_: Any) -> Any:
+def breaking(mode: str, rank: int, where: str, on: list[int]) -> Any:
     """A patch that lets a mode's set-up fail on some ranks."""
     original = getattr(CLASSES[mode], where)
 

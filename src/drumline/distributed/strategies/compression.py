@@ -81,4 +81,8 @@ def _sum_low_rank(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor
     """PowerSGD (Vogels et al. 2019, arXiv 1905.13727), its mean made a sum."""
     powersgd, size = state
     averaged = powerSGD_hook(powersgd, bucket)
+    if not bucket.buffer().is_cuda:
+        # It starts collectives from callbacks, which gloo runs on threads of its own: without this
+        # their order among other collectives would differ between ranks.
+        averaged.wait()
     return averaged.then(lambda done: done.value().mul_(size))

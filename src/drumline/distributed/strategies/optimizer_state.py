@@ -59,7 +59,11 @@ def load_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[s
         place[name]: {k: _piece(v, parameters[place[name]]) for k, v in entries.items()}
         for name, entries in state["state"].items()
     }
-    groups = [{**g, "params": [place[name] for name in g["params"]]} for g in state["param_groups"]]
+    present = optimizer.state_dict()["param_groups"]
+    groups = [
+        {**theirs, "params": mine["params"]}  # torch goes by position here
+        for theirs, mine in zip(state["param_groups"], present, strict=True)
+    ]
     optimizer.load_state_dict({"state": pieces, "param_groups": groups})
 
 
