@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from drumline.training.checkpoint import CheckpointStore
 
 PROGRAM = Path(__file__).parent / "programs" / "spread_runs.py"
-DEADLINE_S = 240.0
+DEADLINE_S = 400.0
 STEPS = 50
 
 Case = dict[str, Any]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from spread_worlds import STEPS, Case, Trained, case, largest_difference, launch, same_bits
 
+pytestmark = pytest.mark.timeout(900)  # the first test waits for all worlds
 MODELS = ("transformer", "cnn", "lstm", "sae")
 EXACT = 1e-9
 MODES: dict[int, dict[str, dict[str, Any]]] = {
@@ -60,6 +61,14 @@ WRITERS: dict[str, tuple[int, dict[str, Any]]] = {
     "hybrid_2x2": (4, MODES[4]["hybrid_2x2"]),
 }
 PAIRS = list(itertools.product(WRITERS, WRITERS))
+SPLIT: dict[int, dict[str, dict[str, Any]]] = {
+    2: {"split_1x1x2": {"mode": "hybrid", "mesh": {"tensor": 2}}},
+    4: {
+        "split_2x1x2": {"mode": "hybrid", "mesh": {"tensor": 2}},
+        "split_1x2x2": {"mode": "hybrid", "mesh": {"data": 1, "shard": 2, "tensor": 2}},
+    },
+}
+"""Meshes data x shard x tensor, for a model that says how its layers split."""
 
 
 @pytest.fixture(scope="module")
@@ -157,8 +166,12 @@ def trained(folder: Path) -> dict[str, Trained]:
             for model in MODELS
             if (mode, model) != ("dataparallel", "sae")
         ]
+        split = {"split-none": {"mode": "none"}} if size == 1 else SPLIT[size]
+        cases += [case_of(folder, n, "perceptron", s, steps=FEW) for n, s in split.items()]
         if size == 1:
             cases += [case_of(folder, f"none-{model}", model, {"mode": "none"}) for model in MODELS]
+            half = case_of(folder, "split-half", "perceptron", {"mode": "none"}, steps=FEW // 2)
+            cases.append(half)
             refused = {"mode": "dataparallel"}
             cases.append(case_of(folder, "refused", "sae", refused, case_refused=True))
         if size == 2:
@@ -177,6 +190,8 @@ def trained(folder: Path) -> dict[str, Trained]:
             cases.append(case_of(folder, "static-lstm", "lstm", static, steps=FEW))
             cases.append(case_of(folder, "zero-sae", "sae", ZERO))
             cases += [*faults(folder), *fallbacks(folder)]
+            split = {"mode": "hybrid", "mesh": {"tensor": 2}}
+            cases.append(case_of(folder, "no-plan", "lstm", split, case_refused=True))
         found |= launch(size, [*cases, *halves(folder, size)], folder)
     return found
 
@@ -195,6 +210,12 @@ def resumed(trained: dict[str, Trained], folder: Path) -> dict[str, Trained]:
                     folder / f"half-{writer}" / "checkpoints", folder / name / "checkpoints"
                 )
                 cases.append(case_of(folder, name, "transformer", spread, steps=FEW))
+        if size == 4:
+            halfway = folder / "split-half" / "checkpoints"
+            shutil.copytree(halfway, folder / "split-on" / "checkpoints")
+            cases.append(
+                case_of(folder, "split-on", "perceptron", SPLIT[4]["split_1x2x2"], steps=FEW)
+            )
         found |= launch(size, cases, folder)
     return found
 
@@ -217,6 +238,31 @@ def test_losses_and_weights_are_those_of_one_process(
     for metrics, expected in zip(ours.found["metrics"], alone.found["metrics"], strict=True):
         assert metrics == pytest.approx(expected, abs=EXACT)
     assert ours.found["mode"] == [mode.partition("_")[0]]
+
+
+@pytest.mark.parametrize("mesh", ["split_1x1x2", "split_2x1x2", "split_1x2x2"])
+def test_layers_split_over_ranks_train_as_whole_ones(
+    trained: dict[str, Trained], mesh: str
+) -> None:
+    ours, alone = trained[mesh], trained["split-none"]
+    assert largest_difference(ours.losses, alone.losses) < EXACT
+    assert largest_difference(ours.weights, alone.weights) < EXACT
+    assert largest_difference(ours.found["norms"], alone.found["norms"]) < EXACT
+
+
+def test_a_checkpoint_of_whole_layers_goes_on_in_split_ones(
+    trained: dict[str, Trained], resumed: dict[str, Trained]
+) -> None:
+    ours, straight = resumed["split-on"], trained["split-none"]
+    assert min(ours.losses) == FEW // 2 + 1
+    assert largest_difference(ours.weights, straight.weights) < EXACT
+    for name, entries in straight.optimizer["state"].items():
+        assert largest_difference(ours.optimizer["state"][name], entries) < EXACT
+
+
+def test_a_tensor_axis_needs_a_plan(trained: dict[str, Trained]) -> None:
+    for said in trained["no-plan"].refusals:
+        assert "the model has no tensor_plan" in said["message"]
 
 
 @pytest.mark.parametrize("option", [f"{o}-transformer" for o in EXACT_OPTIONS])

@@ -73,14 +73,12 @@ def plan(
     devices, reasons = choose_devices(
         config.devices, machine, occupied, at_most=_most_devices(config, granularity)
     )
-    size = 1 if config.distributed.mode is Mode.DATAPARALLEL else len(devices)
+    size = _shares_among(config, len(devices))
     if config.distributed.shares is not None and len(config.distributed.shares) != size:
         raise BadInput(
             f"distributed.shares has {len(config.distributed.shares)} entries for {size} devices.",
             remedy="Give one share for each device.",
         )
-    if config.distributed.mode is Mode.HYBRID:
-        config.distributed.mesh.shape(size)
     mode, why = _choose_mode(config.distributed.mode, size, () if speed is None else speed.gaps)
     shares = spread(config, size)
     candidates = () if speed is None else compare(config, size, speed)
@@ -160,13 +158,24 @@ def _equal_shares(config: RunConfig, count: int) -> tuple[int, ...]:
     return cut_shares(config.global_batch, (1,) * count, granularity)
 
 
+def _shares_among(config: RunConfig, devices: int) -> int:
+    """Number of shares a step is cut into."""
+    mode = config.distributed.mode
+    if mode is Mode.DATAPARALLEL:
+        return 1
+    if mode is Mode.HYBRID:
+        return devices // config.distributed.mesh.shape(devices).tensor
+    return devices
+
+
 def _most_devices(config: RunConfig, granularity: int) -> int:
     """More than this many devices would have no work, or are not what the config is made for."""
     if config.distributed.mode is Mode.NONE:
         return 1
     if config.distributed.shares is not None:
         return len(config.distributed.shares)
-    return max(1, config.global_batch // granularity)
+    tensor = config.distributed.mesh.tensor if config.distributed.mode is Mode.HYBRID else 1
+    return max(1, config.global_batch // granularity) * max(1, tensor)
 
 
 def _choose_mode(mode: Mode, size: int, gaps: Sequence[str]) -> tuple[Mode, str]:

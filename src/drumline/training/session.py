@@ -100,7 +100,7 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
         state.register(name, part)
     if resumed is not None:
         state.load_state_dict(resumed.load_state())
-    shares = strategy.shares(spread(config, world.size))
+    shares = strategy.shares(spread(config, world.data_size))
     parts = StepParts(
         task=task,
         model=model,
@@ -134,7 +134,7 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
         scaler=scaler,
         source=source,
         share=ShareOfStep(
-            world.rank, shares, config.global_batch, task.granularity, config.data_workers
+            world.data_rank, shares, config.global_batch, task.granularity, config.data_workers
         ),
         step=task.build_step(parts) or StandardStep(parts),
         steps=config.steps or source.steps_in_epochs(config.epochs or 1, config.global_batch),
@@ -171,7 +171,7 @@ def _spread_model(
 
     def split(strategy: Strategy, model: nn.Module) -> Split:
         task.check_mode(strategy.mode)
-        return Split(task.shard_units(model))
+        return Split(task.shard_units(model), task.tensor_plan(model))
 
     def report(failed: Strategy, reason: str, following: Strategy) -> None:
         events.emit(

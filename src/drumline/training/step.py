@@ -115,16 +115,21 @@ class StandardStep(Step):
         self.events, self.seed = parts.events, parts.seed
         self.micro_batch, self.clip_norm = parts.micro_batch, parts.clip_norm
         self._careful_left = CAREFUL_STEPS
-        lockstep = parts.strategy.lockstep
-        self._company = Company(parts.world, parts.task.granularity) if lockstep else None
+        self._lockstep, self._unprimed = parts.strategy.lockstep, parts.strategy.primes
+        self._company: Company | None = None
+        if self._lockstep or self._unprimed:
+            self._company = Company(parts.world, parts.task.granularity)
 
     def take(self, batch: StepBatch, index: int) -> StepOutcome:
         """One step; see the class."""
         data = to_device(batch.data, self.world.device)
         if self._company is not None:
             self._company.follow(batch, data)
+        if self._unprimed:
+            self._keep_step()
+            self._unprimed = False
         late = self._careful_left > 0 or 0 in batch.counts or not self.strategy.overlaps
-        careful = late and self._company is None
+        careful = late and not self._lockstep
         sums = self._accumulate(data, batch, index, careful)
         while sums is None:
             self._halve(index)
@@ -156,7 +161,7 @@ class StandardStep(Step):
         sums: dict[str, dict[str, Tensor]] = {"metric": {}, "step": {}}
         sizes = cut_micro_batches(batch.count, self.micro_batch, self.task.granularity)
         passes = len(sizes)
-        if self._company is not None:
+        if self._lockstep and self._company is not None:
             passes = self._company.passes(batch, self.micro_batch)
         start = 0
         for number in range(passes):
@@ -172,7 +177,7 @@ class StandardStep(Step):
         return sums
 
     def _keep_step(self) -> None:
-        """A pass that changes nothing, while other ranks work on their last micro-batches."""
+        """A pass that changes nothing: the other ranks need it, or the strategy does."""
         assert self._company is not None
         with self.strategy.idle():
             with self.arithmetic.autocast():
@@ -188,8 +193,7 @@ class StandardStep(Step):
 
     def _update(self, batch: StepBatch, sums: dict[str, dict[str, Tensor]]) -> StepOutcome:
         if self.scaler.scale != 1.0:
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            torch._foreach_mul_(gradients, 1.0 / self.scaler.scale)
+            torch._foreach_mul_(self.strategy.gradients(), 1.0 / self.scaler.scale)
         self.task.after_gradients(self.model)
         norm = self.strategy.gradient_norm()
         loss, global_norm, finite = self._agree(batch, sums["metric"], norm)

@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
+
     from drumline.config import Mode, RunConfig
     from drumline.distributed import World
     from drumline.events import EventLog
@@ -111,6 +113,13 @@ class Task(ABC):
         """
         del model
         return None
+
+    def tensor_plan(self, model: nn.Module) -> Mapping[str, ParallelStyle] | None:
+        """How hybrid's tensor axis splits layers: styles by module name, as in torch's
+        `parallelize_module`. By default what the model's own `tensor_plan()` says, if it has one.
+        """
+        declared = getattr(model, "tensor_plan", None)
+        return declared() if callable(declared) else None
 
     def initialise(self, model: nn.Module) -> None:
         """Set what depends on the data, on a fresh run, before the model is wrapped.

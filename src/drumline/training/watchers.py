@@ -87,8 +87,9 @@ class MetricsWatcher(Watcher):
 
     def _emit(self, session: Session) -> None:
         seconds = time.perf_counter() - self._since
-        local = {name: float(value) for name, value in self._sums.items()}
-        ranks = session.world.control.gather((local, self._own / seconds))
+        speaks = session.world.speaks  # others have the same sums
+        local = {name: float(value) for name, value in self._sums.items() if speaks}
+        ranks = session.world.control.gather((local, self._own / seconds if speaks else 0.0))
         if session.world.is_main:
             means = {
                 name: sum(sums.get(name, 0.0) for sums, _ in ranks) / max(1, self._taken)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.utils.data import TensorDataset
 
 SAMPLES = 66
@@ -66,6 +67,35 @@ class Recurrent(nn.Module):
         return self.out(hidden[:, -1])
 
 
+class Perceptron(nn.Module):
+    """Blocks whose layers can be split; norms and the last layer are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Pair() for _ in range(2))
+        self.out = nn.Linear(5, 2)
+
+    def forward(self, sequences: Tensor) -> Tensor:
+        hidden = sequences.mean(dim=1)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.out(hidden)
+
+    def tensor_plan(self) -> dict[str, ParallelStyle]:
+        return {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+
+
+class Pair(nn.Module):
+    """One block of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(5), nn.Linear(5, 8), nn.Linear(8, 5)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(self.norm(hidden))))
+
+
 def tokens() -> TensorDataset:
     random = torch.Generator().manual_seed(1)
     return TensorDataset(torch.randint(0, 11, (SAMPLES, 7), generator=random))
@@ -112,5 +142,6 @@ ALL: dict[str, Model] = {
     "transformer": (Transformer, tokens, next_token),
     "cnn": (Convolutions, images, classified),
     "lstm": (Recurrent, sequences, exactly_regressed),
+    "perceptron": (Perceptron, sequences, exactly_regressed),
     "lstm_half": (Recurrent, sequences, regressed),
 }

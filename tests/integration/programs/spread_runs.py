@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -58,7 +57,7 @@ def main(rank: int, size: int, port: int, cases: list[dict[str, Any]]) -> None:
 def train(case: dict[str, Any], world: World) -> None:
     """One case: as `Trainer.fit`, in a world that is open already."""
     config = RunConfig(**case["config"])
-    world = replace(world, config=config.distributed)
+    world = world.spread_by(config.distributed)
     run = RunDirectory.create(Path(case["folder"]))
     task = task_of(case, world.rank)
     fault = case.get("break", {"modes": []})

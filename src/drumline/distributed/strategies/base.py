@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from drumline.config import Mode
 from drumline.distributed.strategies.optimizer_state import load_state, state_by_name
+from drumline.distributed.strategies.pieces import local
 from drumline.distributed.synchronised_norm import SynchronisedBatchNorm
 
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
@@ -56,11 +57,13 @@ class Strategy(ABC):
         lockstep: Whether every forward and backward is collective, so that all ranks must run the
             same number of them.
         overlaps: Whether the last backward of a step may reduce gradients while it runs.
+        primes: Whether a pass that sends gradients must come before the first that does not.
     """
 
     mode: ClassVar[Mode]
     lockstep: bool = False
     overlaps: bool = True
+    primes: bool = False
     model: nn.Module
 
     def check(self, model: nn.Module, split: Split) -> None:
@@ -123,6 +126,10 @@ class Strategy(ABC):
     def parameters(self) -> list[nn.Parameter]:
         """Parameters that are trained, in the model's order, each once."""
         return [p for p in self.model.parameters() if p.requires_grad]
+
+    def gradients(self) -> list[Tensor]:
+        """This rank's pieces of all gradients, to be changed in place."""
+        return [local(p.grad) for p in self.parameters() if p.grad is not None]
 
     @abstractmethod
     def gradient_norm(self) -> Tensor:

@@ -39,6 +39,7 @@ class DataParallelReplicas(WholeModel):
     def __init__(self, config: DistributedConfig, world: "World") -> None:
         self.config, self.world = config, world
         self.overlaps = not config.ddp.delayed_all_reduce
+        self.primes = config.ddp.static_graph  # DDP learns the graph in its first backward
         self._packing: Packing = packing_for(config.ddp.compression, world.size)
         self._ddp: DistributedDataParallel | None = None
 

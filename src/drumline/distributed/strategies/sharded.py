@@ -26,10 +26,11 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import parallelize_module
 
 from drumline.config import DistributedConfig, Mode
-from drumline.distributed.strategies.base import UNCUT, HasState, Split, Strategy
+from drumline.distributed.strategies.base import UNCUT, HasState, MakeOptimizer, Split, Strategy
 from drumline.distributed.strategies.gather import RESHARDS, gathered
 from drumline.distributed.strategies.optimizer_state import plain_name, state_by_name
 from drumline.distributed.strategies.pieces import local, whole
@@ -96,12 +97,14 @@ class Sharded(Strategy):
         if self.config.sync_batchnorm:
             synchronise_norms(model)
         self._send_from_rank_zero(model)
+        mesh = self.mesh()
+        self.split_layers(model, split)
         units = find_units(model, split.units)
         if options.activation_checkpointing:
             _recompute(model, units)
             units = [unit for unit in model.modules() if _wraps_one_of(unit, units)]
         shared: dict[str, Any] = {
-            "mesh": self.mesh(),
+            "mesh": mesh,
             "mp_policy": self._precision(),
             "offload_policy": self._offload(),
         }
@@ -115,6 +118,9 @@ class Sharded(Strategy):
         if keeps_statistics(model) if buffers is None else buffers:
             model.register_forward_pre_hook(_send_buffers)
         return model
+
+    def split_layers(self, model: nn.Module, split: Split) -> None:
+        """Split single layers before parameters are cut; hybrid does."""
 
     def _sum_gradients(self) -> None:
         for part in self.model.modules():
@@ -227,25 +233,56 @@ class Sharded(Strategy):
 
 
 class Hybrid(Sharded):
-    """Mode `hybrid`: replicas that are each cut over some ranks (HSDP)."""
+    """Mode `hybrid`: replicas, each cut over some ranks (HSDP), its layers split over others.
+
+    Neighbouring ranks are of one tensor group: they work on the same samples.
+    """
 
     mode = Mode.HYBRID
 
     def mesh(self) -> DeviceMesh:
-        """Replicas x shards; neighbouring ranks share out one replica."""
+        """Replicas x shards, of the ranks that hold this rank's part of the layers."""
         shape = self.config.mesh.shape(self.world.size)
-        return init_device_mesh(
-            self.world.device.type, (shape.data, shape.shard), mesh_dim_names=("data", "shard")
-        )
+        names = ("data", "shard", "tensor")
+        sizes = (shape.data, shape.shard, shape.tensor)
+        self._axes = init_device_mesh(self.world.device.type, sizes, mesh_dim_names=names)
+        return self._axes["data", "shard"]
 
     def check(self, model: nn.Module, split: Split) -> None:
-        """The axes must fit the world."""
+        """The axes must fit the world, and a tensor axis needs a plan."""
         shape = self.config.mesh.shape(self.world.size)
-        if shape.tensor > 1:
+        if shape.tensor > 1 and not split.tensor_plan:
             raise BadInput(
-                "Tensor parallelism is not built yet.", remedy="Set distributed.mesh.tensor=1."
+                f"distributed.mesh.tensor is {shape.tensor}, and the model has no tensor_plan.",
+                remedy="Set it to 1, or give the model or its task a tensor_plan.",
             )
         super().check(model, split)
+
+    def split_layers(self, model: nn.Module, split: Split) -> None:
+        """Tensor parallelism, as the plan says (Shoeybi et al. 2019, arXiv 1909.08053)."""
+        if self.world.tensor_size > 1:
+            parallelize_module(model, self._axes["tensor"], dict(split.tensor_plan or {}))
+            _check_even(model, self.world.tensor_size)
+
+    def build_optimizer(
+        self, kind: MakeOptimizer, parameters: list[nn.Parameter], options: dict[str, Any]
+    ) -> torch.optim.Optimizer:
+        """One parameter at a time where they lie on different meshes: torch cannot mix those."""
+        if self.world.tensor_size > 1:
+            options = {**options, "fused": False, "foreach": False}
+        return super().build_optimizer(kind, parameters, options)
+
+
+def _check_even(model: nn.Module, size: int) -> None:
+    """Between two split layers torch takes all parts to be of one size."""
+    for name, parameter in model.named_parameters():
+        for placement in parameter.placements if isinstance(parameter, DTensor) else ():
+            if isinstance(placement, Shard) and parameter.shape[placement.dim] % size:
+                raise BadInput(
+                    f"{name} of shape {tuple(parameter.shape)} cannot be split into {size} equal "
+                    f"parts along dim {placement.dim}.",
+                    remedy="Use a distributed.mesh.tensor that divides it.",
+                )
 
 
 def _cut_over(gradient: Tensor) -> tuple[Any, ...]:
@@ -256,7 +293,7 @@ def _cut_over(gradient: Tensor) -> tuple[Any, ...]:
     return tuple(
         mesh.get_group(axis)
         for axis, placement in enumerate(gradient.placements)
-        if placement.is_shard()
+        if not placement.is_replicate()
     )
 
 

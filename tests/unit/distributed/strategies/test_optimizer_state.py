@@ -43,5 +43,5 @@ def test_a_state_of_other_parameters_is_refused() -> None:
     model, optimizer = trained()
     state = state_by_name(optimizer, model)
     other = torch.optim.Adam([model[1].weight])
-    with pytest.raises(CheckpointError, match="other parameters: 0.weight, 1.bias"):
+    with pytest.raises(CheckpointError, match=r"other parameters: 0\.weight, 1\.bias"):
         load_state(other, model, state)
