@@ -9,7 +9,7 @@ from typing import Any
 from drumline.config import Mode, RunConfig
 from drumline.errors import BadInput
 from drumline.hardware import Machine
-from drumline.planning.cost_model import Candidate, choose, not_built, predict
+from drumline.planning.cost_model import Candidate, choose, not_predicted, predict
 from drumline.planning.devices import PlannedDevice, choose_devices
 from drumline.planning.shares import cut_shares
 from drumline.planning.speed import Speed
@@ -116,7 +116,7 @@ def compare(config: RunConfig, size: int, speed: Speed) -> tuple[Candidate, ...]
     if size > 1:
         shares = found[-1].shares
         found.append(predict(speed, "dataparallel", shares, micro_batch_of(config, shares)))
-    return (*found, *not_built(size))
+    return (*found, *not_predicted(size))
 
 
 def micro_batch_of(config: RunConfig, shares: Sequence[int]) -> int:

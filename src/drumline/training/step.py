@@ -221,7 +221,7 @@ class StandardStep(Step):
         bad = ~(torch.isfinite(norm) & torch.isfinite(loss_sum))
         facts = torch.stack([loss_sum, norm, bad.double()])
         loss, norms, bad_ranks = self.world.all_reduce(facts).tolist()
-        return loss / batch.global_count, norms / self.world.size, not bad_ranks
+        return loss / batch.global_count, norms / self.world.data_size, not bad_ranks
 
     def _reduced(self, local: dict[str, Tensor], batch: StepBatch) -> dict[str, Tensor]:
         if 0 in batch.counts:  # a rank without samples does not know what the others sum
