@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from drumline.bench.allocation_recorder import AllocationRecorder
 from drumline.config import ClusterEnvironment, RunConfig
-from drumline.distributed import DataParallelReplicas, LocalControl, SingleDevice, Strategy, World
+from drumline.distributed import (
+    UNCUT,
+    DataParallelReplicas,
+    LocalControl,
+    SingleDevice,
+    Split,
+    Strategy,
+    World,
+)
 
 FIRST_BUCKET = 2**20
 BROADCAST_CHUNK = 250 * 2**20
@@ -63,8 +71,9 @@ class TracedReplicas(DataParallelReplicas):
         self._buckets: list[Tensor] = []
         self._views: dict[nn.Parameter, Tensor] = {}
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module, split: Split = UNCUT) -> nn.Module:
         """The model, with hooks on its gradients."""
+        del split
         self.model = model
         self._broadcast()
         self._pack(self.parameters())

@@ -2,6 +2,7 @@
 
 from drumline.config.environment import ClusterEnvironment
 from drumline.config.load import load_config, parse_config
+from drumline.config.modes import DDPConfig, MeshConfig, MeshShape, ShardedConfig
 from drumline.config.run import (
     CheckpointConfig,
     DistributedConfig,
@@ -20,16 +21,20 @@ from drumline.config.stability import StabilityConfig
 __all__ = [
     "CheckpointConfig",
     "ClusterEnvironment",
+    "DDPConfig",
     "DistributedConfig",
     "EvaluationConfig",
     "KeepBest",
     "LoggingConfig",
+    "MeshConfig",
+    "MeshShape",
     "Mode",
     "OptimizerConfig",
     "Precision",
     "RunConfig",
     "ScheduleConfig",
     "Section",
+    "ShardedConfig",
     "StabilityConfig",
     "TaskConfig",
     "load_config",

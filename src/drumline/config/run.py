@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from drumline.config.modes import DDPConfig, MeshConfig, ShardedConfig
 from drumline.config.section import Section, TaskConfig, task_config_class
 from drumline.config.stability import StabilityConfig
 from drumline.errors import ConfigError
@@ -30,7 +31,20 @@ class Mode(StrEnum):
 
     AUTO = "auto"
     NONE = "none"
+    DATAPARALLEL = "dataparallel"
     DISTRIBUTED = "distributed"
+    SHARDED = "sharded"
+    HYBRID = "hybrid"
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether it exchanges tensors even when there is one rank."""
+        return self in (Mode.DISTRIBUTED, Mode.SHARDED, Mode.HYBRID)
+
+    @property
+    def one_process(self) -> bool:
+        """Whether one process does it all."""
+        return self in (Mode.NONE, Mode.DATAPARALLEL)
 
 
 class Precision(StrEnum):
@@ -48,7 +62,12 @@ class Precision(StrEnum):
 class DistributedConfig(Section):
     """How the run is spread and how its ranks talk."""
 
-    mode: Mode = Field(Mode.AUTO, description="auto: none on one device, distributed on more")
+    mode: Mode = Field(
+        Mode.AUTO, description="auto: none on one device, on more what the plan chooses"
+    )
+    allow_single_device: bool = Field(
+        False, description="whether auto may end up on one device when spreading fails"
+    )
     backend: Literal["auto", "nccl", "gloo"] = Field(
         "auto", description="data plane; auto: nccl on GPUs, gloo on the CPU"
     )
@@ -70,6 +89,12 @@ class DistributedConfig(Section):
     find_unused_parameters: bool = Field(
         False, description="for models whose forward leaves parameters out"
     )
+    sync_batchnorm: bool = Field(
+        False, description="batch normalisation over the micro-batches of all ranks together"
+    )
+    ddp: DDPConfig = Field(DDPConfig(), description="options of mode distributed")
+    sharded: ShardedConfig = Field(ShardedConfig(), description="options of mode sharded")
+    mesh: MeshConfig = Field(MeshConfig(), description="axes of mode hybrid")
     max_restarts: NonNegativeInt = Field(
         3, description="how often the launcher starts the ranks again after a failure"
     )

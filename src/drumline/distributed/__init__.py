@@ -2,24 +2,40 @@
 
 from drumline.distributed.control import Ballot, ControlPlane, LocalControl, StoreControl
 from drumline.distributed.failures import is_communication_failure
-from drumline.distributed.strategy import (
+from drumline.distributed.strategies import (
+    UNCUT,
     DataParallelReplicas,
     SingleDevice,
+    Split,
+    Spread,
     Strategy,
     build_strategy,
+    candidates,
+    gathered,
+    moments,
+    set_rows,
+    spread_model,
 )
 from drumline.distributed.world import World, open_world
 
 __all__ = [
+    "UNCUT",
     "Ballot",
     "ControlPlane",
     "DataParallelReplicas",
     "LocalControl",
     "SingleDevice",
+    "Split",
+    "Spread",
     "StoreControl",
     "Strategy",
     "World",
     "build_strategy",
+    "candidates",
+    "gathered",
     "is_communication_failure",
+    "moments",
     "open_world",
+    "set_rows",
+    "spread_model",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from drumline.config import ClusterEnvironment, DistributedConfig, Mode, RunConfig
 from drumline.config.environment import visible_devices_setting
 from drumline.distributed.control import ControlPlane, LocalControl, StoreControl
-from drumline.distributed.strategy import Strategy, build_strategy
+from drumline.distributed.strategies import Strategy, build_strategy
 from drumline.errors import DeviceError
 
 _opened = itertools.count()
@@ -40,6 +40,8 @@ class World:
         control: Votes and small messages; see `ControlPlane`.
         config: How the run is spread.
         environment: Who started this process.
+        tensor_size: Neighbouring ranks that work on the same samples, each on a part of the layers.
+        data_group: Ranks that work on different samples with this rank's part; None is all.
     """
 
     rank: int
@@ -50,6 +52,8 @@ class World:
     control: ControlPlane
     config: DistributedConfig
     environment: ClusterEnvironment
+    tensor_size: int = 1
+    data_group: dist.ProcessGroup | None = None
 
     @property
     def is_main(self) -> bool:
@@ -61,19 +65,49 @@ class World:
         """Whether there is a process group for tensors."""
         return self.backend != "none"
 
+    @property
+    def data_rank(self) -> int:
+        """Which of the `data_size` shares of a step this rank works on."""
+        return self.rank // self.tensor_size
+
+    @property
+    def data_size(self) -> int:
+        """Number of shares; fewer than ranks where some work on the same samples."""
+        return self.size // self.tensor_size
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank's sums count among all ranks': of those that work on the same samples,
+        one does.
+        """
+        return self.rank % self.tensor_size == 0
+
+    def spread_by(self, config: DistributedConfig) -> World:
+        """The same ranks, spread as a config says. All ranks call it together.
+
+        Raises:
+            BadInput: If its mesh does not fit them.
+        """
+        size = config.mesh.shape(self.size).tensor if config.mode is Mode.HYBRID else 1
+        group = None
+        if size > 1:
+            groups = [dist.new_group(range(part, self.size, size)) for part in range(size)]
+            group = groups[self.rank % size]
+        return replace(self, config=config, tensor_size=size, data_group=group)
+
     def strategy(self) -> Strategy:
         """How a model is spread in this world."""
         return build_strategy(self.config, self)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        """Reduce a tensor over ranks, in place, and return it.
+        """Reduce a tensor over ranks that work on different samples, in place, and return it.
 
         Args:
             tensor: Any shape, on this rank's device, the same shape and dtype on all ranks.
             op: "sum", "max" or "min".
         """
         if self.has_data_plane:
-            dist.all_reduce(tensor, getattr(dist.ReduceOp, op.upper()))
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, op.upper()), group=self.data_group)
         return tensor
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
@@ -102,7 +136,7 @@ def open_world(
     """Open the world that the environment describes, and close it at the end.
 
     Works alone, under `drumline`, torchrun, Slurm and mpirun. One process alone gets a world of
-    size one without a process group, unless mode `distributed` was asked for by name.
+    size one without a process group, unless a mode that exchanges tensors was asked for by name.
 
     Raises:
         DeviceError: If there are fewer devices than ranks on this machine.
@@ -112,7 +146,7 @@ def open_world(
     spread = config.distributed if isinstance(config, RunConfig) else config
     spread = spread or DistributedConfig()
     device = _device(env, devices)
-    if env.is_alone and spread.mode is not Mode.DISTRIBUTED:
+    if env.is_alone and not spread.mode.needs_group:
         yield World(0, 1, 0, device, "none", LocalControl(), spread, env)
         return
     backend = spread.backend
@@ -121,7 +155,10 @@ def open_world(
     store = _join(env, backend, device, spread.timeout_s)
     try:
         control = StoreControl(store, env.rank, env.world_size, spread.control_timeout_s)
-        yield World(env.rank, env.world_size, env.local_rank, device, backend, control, spread, env)
+        world = World(
+            env.rank, env.world_size, env.local_rank, device, backend, control, spread, env
+        )
+        yield world.spread_by(spread)
     finally:
         dist.destroy_process_group()
 

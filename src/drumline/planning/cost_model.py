@@ -30,7 +30,7 @@ WORTH = 0.05
 the model aims at.
 """
 
-NOT_BUILT = ("sharded", "hybrid")
+NOT_PREDICTED = ("sharded", "hybrid")
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,10 @@ def predict(speed: Speed, mode: str, shares: Sequence[int], micro_batch: int) ->
     return Candidate(mode, size, tuple(shares), _sum(parts), parts, note=note)
 
 
-def not_built(devices: int) -> list[Candidate]:
-    """The modes that a plan names, though this version cannot run them."""
-    return [Candidate(mode, devices, selectable=False, note="not built yet") for mode in NOT_BUILT]
+def not_predicted(devices: int) -> list[Candidate]:
+    """Modes whose step time nothing here predicts, so that a plan only names them."""
+    note = "step time not predicted yet; name the mode to use it"
+    return [Candidate(mode, devices, selectable=False, note=note) for mode in NOT_PREDICTED]
 
 
 def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:

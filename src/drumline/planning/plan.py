@@ -9,7 +9,7 @@ from typing import Any
 from drumline.config import Mode, RunConfig
 from drumline.errors import BadInput
 from drumline.hardware import Machine
-from drumline.planning.cost_model import Candidate, choose, not_built, predict
+from drumline.planning.cost_model import Candidate, choose, not_predicted, predict
 from drumline.planning.devices import PlannedDevice, choose_devices
 from drumline.planning.shares import cut_shares
 from drumline.planning.speed import Speed
@@ -41,8 +41,8 @@ class Plan:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks, one for each device."""
-        return len(self.devices)
+        """Number of ranks: one for each device, but in mode dataparallel one for all."""
+        return 1 if self.mode is Mode.DATAPARALLEL else len(self.devices)
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as plain data, for plan.json."""
@@ -73,7 +73,7 @@ def plan(
     devices, reasons = choose_devices(
         config.devices, machine, occupied, at_most=_most_devices(config, granularity)
     )
-    size = len(devices)
+    size = _shares_among(config, len(devices))
     if config.distributed.shares is not None and len(config.distributed.shares) != size:
         raise BadInput(
             f"distributed.shares has {len(config.distributed.shares)} entries for {size} devices.",
@@ -116,7 +116,7 @@ def compare(config: RunConfig, size: int, speed: Speed) -> tuple[Candidate, ...]
     if size > 1:
         shares = found[-1].shares
         found.append(predict(speed, "dataparallel", shares, micro_batch_of(config, shares)))
-    return (*found, *not_built(size))
+    return (*found, *not_predicted(size))
 
 
 def micro_batch_of(config: RunConfig, shares: Sequence[int]) -> int:
@@ -158,13 +158,24 @@ def _equal_shares(config: RunConfig, count: int) -> tuple[int, ...]:
     return cut_shares(config.global_batch, (1,) * count, granularity)
 
 
+def _shares_among(config: RunConfig, devices: int) -> int:
+    """Number of shares a step is cut into."""
+    mode = config.distributed.mode
+    if mode is Mode.DATAPARALLEL:
+        return 1
+    if mode is Mode.HYBRID:
+        return devices // config.distributed.mesh.shape(devices).tensor
+    return devices
+
+
 def _most_devices(config: RunConfig, granularity: int) -> int:
     """More than this many devices would have no work, or are not what the config is made for."""
     if config.distributed.mode is Mode.NONE:
         return 1
     if config.distributed.shares is not None:
         return len(config.distributed.shares)
-    return max(1, config.global_batch // granularity)
+    tensor = config.distributed.mesh.tensor if config.distributed.mode is Mode.HYBRID else 1
+    return max(1, config.global_batch // granularity) * max(1, tensor)
 
 
 def _choose_mode(mode: Mode, size: int, gaps: Sequence[str]) -> tuple[Mode, str]:
@@ -185,7 +196,8 @@ def _choose_mode(mode: Mode, size: int, gaps: Sequence[str]) -> tuple[Mode, str]
 
 
 def _choose_backend(config: RunConfig, devices: list[PlannedDevice]) -> str:
-    if len(devices) == 1 and config.distributed.mode is not Mode.DISTRIBUTED:
+    mode = config.distributed.mode
+    if mode is Mode.DATAPARALLEL or (len(devices) == 1 and not mode.needs_group):
         return "none"
     backend = config.distributed.backend
     on_gpus = devices[0].kind != "cpu"  # torch calls AMD's RCCL nccl, too

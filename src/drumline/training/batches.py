@@ -27,6 +27,11 @@ def narrow(batch: Any, start: int, length: int) -> Any:
     return _map(batch, lambda item: narrow(item, start, length))
 
 
+def cloned(batch: Any) -> Any:
+    """The batch with copies of its tensors, which hold no more memory than they show."""
+    return batch.clone() if isinstance(batch, Tensor) else _map(batch, cloned)
+
+
 def _map(batch: Any, function: Any) -> Any:
     if isinstance(batch, dict):
         return {key: function(item) for key, item in batch.items()}

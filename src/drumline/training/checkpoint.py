@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_model, save_model
@@ -62,14 +62,14 @@ class Checkpoint:
             ) from error
 
     def load_state(self) -> dict[str, Any]:
-        """Everything but the weights, on the CPU.
+        """Everything but the weights, on the CPU, read from the file where it is looked at.
 
         Raises:
             CheckpointError: If the file holds anything but tensors and plain values.
         """
         try:
             state: dict[str, Any] = torch.load(
-                self.path / STATE, map_location="cpu", weights_only=True
+                self.path / STATE, map_location="cpu", weights_only=True, mmap=True
             )
         except UnpicklingError as error:
             raise CheckpointError(
@@ -92,6 +92,13 @@ class Checkpoint:
                 raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
 
 
+class HasState(Protocol):
+    """A module, or weights put together from many ranks."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors by name; shared ones are the same tensor."""
+
+
 class CheckpointStore:
     """The checkpoints of one run. Only rank 0 writes."""
 
@@ -100,7 +107,7 @@ class CheckpointStore:
         self.config = config or CheckpointConfig()
 
     def save(
-        self, step: int, model: nn.Module, state: dict[str, Any], metrics: dict[str, float]
+        self, step: int, model: HasState, state: dict[str, Any], metrics: dict[str, float]
     ) -> Checkpoint:
         """Write a checkpoint, whole or not at all, then drop those no longer kept.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,16 +11,37 @@ from torch import nn
 
 from drumline.config import OptimizerConfig, ScheduleConfig
 
+Build = Callable[
+    [Callable[..., torch.optim.Optimizer], list[nn.Parameter], dict[str, Any]],
+    torch.optim.Optimizer,
+]
 
-def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer over the parameters of `model` that need gradients."""
+
+def _plainly(
+    kind: Callable[..., torch.optim.Optimizer],
+    parameters: list[nn.Parameter],
+    options: dict[str, Any],
+) -> torch.optim.Optimizer:
+    return kind(parameters, **options)
+
+
+def build_optimizer(
+    config: OptimizerConfig, model: nn.Module, build: Build = _plainly
+) -> torch.optim.Optimizer:
+    """The optimizer over the parameters of `model` that need gradients.
+
+    Args:
+        config: Which one.
+        model: As the strategy has left it: a sharded model's parameters are its pieces.
+        build: Makes it from its class, parameters and options; a strategy's `build_optimizer`.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     options |= _implementation(config, parameters)
     if config.name == "sgd":
-        return torch.optim.SGD(parameters, momentum=config.momentum, **options)
+        return build(torch.optim.SGD, parameters, {"momentum": config.momentum, **options})
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
-    return kind(parameters, betas=config.betas, eps=config.eps, **options)
+    return build(kind, parameters, {"betas": config.betas, "eps": config.eps, **options})
 
 
 def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float:

@@ -31,9 +31,14 @@ class Arithmetic:
         torch.set_float32_matmul_precision(allowed)
         torch.backends.cudnn.allow_tf32 = self.precision is Precision.TF32
 
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """What matrix products run in where that is not the weights' dtype."""
+        return _AUTOCAST.get(self.precision)
+
     def autocast(self) -> AbstractContextManager[Any]:
         """The context for a forward."""
-        dtype = _AUTOCAST.get(self.precision)
+        dtype = self.autocast_dtype
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
 
     def scaler(self) -> LossScaler:

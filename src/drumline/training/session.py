@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from drumline.config import RunConfig
-from drumline.distributed import Strategy, World
+from drumline.config import Mode, RunConfig
+from drumline.distributed import Split, Spread, Strategy, World, candidates, spread_model
 from drumline.events import EventLog
 from drumline.planning.plan import spread
 from drumline.run_directory import RunDirectory
-from drumline.training.checkpoint import CheckpointStore
+from drumline.training.checkpoint import Checkpoint, CheckpointStore
 from drumline.training.optimizer import build_optimizer, learning_rate_factor, set_learning_rate
 from drumline.training.precision import Arithmetic, LossScaler
 from drumline.training.source import ShareOfStep, Source, StepBatch
@@ -78,22 +78,18 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
     arithmetic = Arithmetic(config.precision, world.device)
     arithmetic.apply()
     task.setup(Setup(config, world, events))
-    torch.manual_seed(config.seed)
-    model = task.build_model().to(world.device, arithmetic.weights)
     source = task.build_source()
     checkpoints = CheckpointStore(run.checkpoints_path, config.checkpoint)
     resumed = _agree_on_checkpoint(checkpoints, world, events)
-    if resumed is None:
-        task.initialise(model)
-    else:
-        resumed.load_weights(model)
-    optimizer = build_optimizer(config.optimizer, model)
-    strategy, scaler, progress = world.strategy(), arithmetic.scaler(), Progress()
+    spread_out = _spread_model(config, task, world, run, events, arithmetic, resumed)
+    strategy, model = spread_out.strategy, spread_out.model
+    optimizer = build_optimizer(config.optimizer, model, strategy.build_optimizer)
+    scaler, progress = arithmetic.scaler(), Progress()
     state = StateRegistry()
     stability = Stability(config)
     parts_of_state: dict[str, Stateful] = {
         "progress": progress,
-        "optimizer": OptimizerState(optimizer),
+        "optimizer": OptimizerState(optimizer, strategy),
         "scaler": scaler,
         "source": source,
         "task": task,
@@ -104,11 +100,11 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
         state.register(name, part)
     if resumed is not None:
         state.load_state_dict(resumed.load_state())
-    shares = spread(config, world.size)
+    shares = strategy.shares(spread(config, world.data_size))
     parts = StepParts(
         task=task,
         model=model,
-        wrapped=strategy.wrap(model),
+        wrapped=spread_out.wrapped,
         optimizer=optimizer,
         strategy=strategy,
         world=world,
@@ -138,7 +134,7 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
         scaler=scaler,
         source=source,
         share=ShareOfStep(
-            world.rank, shares, config.global_batch, task.granularity, config.data_workers
+            world.data_rank, shares, config.global_batch, task.granularity, config.data_workers
         ),
         step=task.build_step(parts) or StandardStep(parts),
         steps=config.steps or source.steps_in_epochs(config.epochs or 1, config.global_batch),
@@ -151,6 +147,46 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
     stability.attach(session)
     _announce(session, parts.micro_batch, None if resumed is None else resumed.path)
     return session
+
+
+def _spread_model(
+    config: RunConfig,
+    task: Task,
+    world: World,
+    run: RunDirectory,
+    events: EventLog,
+    arithmetic: Arithmetic,
+    resumed: Checkpoint | None,
+) -> Spread:
+    """Build the model, fill it, and spread it; once for each mode that has to be tried."""
+
+    def prepare(strategy: Strategy) -> nn.Module:
+        torch.manual_seed(config.seed)
+        model = strategy.place(task.build_model(), world.device, arithmetic.weights)
+        if resumed is None:
+            task.initialise(model)
+        else:
+            resumed.load_weights(model)
+        return model
+
+    def split(strategy: Strategy, model: nn.Module) -> Split:
+        task.check_mode(strategy.mode)
+        return Split(task.shard_units(model), task.tensor_plan(model))
+
+    def report(failed: Strategy, reason: str, following: Strategy) -> None:
+        events.emit(
+            "warning",
+            code="mode_failed",
+            message=f"Mode {failed.mode.value} could not be set up ({reason}); mode "
+            f"{following.mode.value} is tried.",
+            failed=failed.mode.value,
+            next=following.mode.value,
+        )
+
+    plan = world.control.broadcast(run.plan() if world.is_main else None)
+    planned = Mode(plan["mode"]) if plan else None
+    strategies = candidates(config.distributed, world, planned, arithmetic.autocast_dtype)
+    return spread_model(world, strategies, prepare, split, report)
 
 
 def _agree_on_checkpoint(store: CheckpointStore, world: World, events: EventLog) -> Any:

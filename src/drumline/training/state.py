@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from drumline.distributed import Strategy
 from drumline.training.source import Cursor
 
 
@@ -83,12 +84,12 @@ class OptimizerState:
     of the run that was interrupted.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: torch.optim.Optimizer, strategy: Strategy) -> None:
+        self._optimizer, self._strategy = optimizer, strategy
 
     def state_dict(self) -> dict[str, Any]:
-        """As the optimizer gives it."""
-        return self._optimizer.state_dict()
+        """By parameter name, whole on rank 0. All ranks must call this together."""
+        return self._strategy.optimizer_state(self._optimizer)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the moments back and keep the present options."""
@@ -96,7 +97,7 @@ class OptimizerState:
             {key: value for key, value in group.items() if key != "params"}
             for group in self._optimizer.param_groups
         ]
-        self._optimizer.load_state_dict(state)
+        self._strategy.load_optimizer_state(self._optimizer, state)
         for group, mine in zip(self._optimizer.param_groups, options, strict=True):
             group.update(mine)
 

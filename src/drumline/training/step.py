@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from drumline.distributed import Strategy, World
 from drumline.events import EventLog
 from drumline.planning.shares import cut_micro_batches
 from drumline.training.batches import narrow, to_device
+from drumline.training.lockstep import Company
 from drumline.training.order import mix
 from drumline.training.precision import Arithmetic, LossScaler
 from drumline.training.source import StepBatch
@@ -100,7 +102,8 @@ class StandardStep(Step):
     The first steps are *careful*: all micro-batches only accumulate, the ranks vote on whether all
     of them fitted, and the gradients are summed afterwards. If one ran out of memory, all halve
     the micro-batch and take the same step again. After that the last backward sums gradients while
-    it runs, and an out-of-memory error ends the attempt.
+    it runs, and an out-of-memory error ends the attempt. Where a forward is collective there are no
+    careful steps, and ranks with fewer micro-batches run passes that change nothing.
     """
 
     gated = True
@@ -112,11 +115,21 @@ class StandardStep(Step):
         self.events, self.seed = parts.events, parts.seed
         self.micro_batch, self.clip_norm = parts.micro_batch, parts.clip_norm
         self._careful_left = CAREFUL_STEPS
+        self._lockstep, self._unprimed = parts.strategy.lockstep, parts.strategy.primes
+        self._company: Company | None = None
+        if self._lockstep or self._unprimed:
+            self._company = Company(parts.world, parts.task.granularity)
 
     def take(self, batch: StepBatch, index: int) -> StepOutcome:
         """One step; see the class."""
         data = to_device(batch.data, self.world.device)
-        careful = self._careful_left > 0 or 0 in batch.counts
+        if self._company is not None:
+            self._company.follow(batch, data)
+        if self._unprimed:
+            self._keep_step()
+            self._unprimed = False
+        late = self._careful_left > 0 or 0 in batch.counts or not self.strategy.overlaps
+        careful = late and not self._lockstep
         sums = self._accumulate(data, batch, index, careful)
         while sums is None:
             self._halve(index)
@@ -147,17 +160,29 @@ class StandardStep(Step):
     ) -> dict[str, dict[str, Tensor]]:
         sums: dict[str, dict[str, Tensor]] = {"metric": {}, "step": {}}
         sizes = cut_micro_batches(batch.count, self.micro_batch, self.task.granularity)
+        passes = len(sizes)
+        if self._lockstep and self._company is not None:
+            passes = self._company.passes(batch, self.micro_batch)
         start = 0
-        for number, size in enumerate(sizes):
-            micro = narrow(data, start, size)
-            seed_micro_batch(self.seed, index, batch.first + start)
-            if overlap and number == len(sizes) - 1:
+        for number in range(passes):
+            last = overlap and number == passes - 1
+            with nullcontext() if last else self.strategy.accumulate():
+                if number >= len(sizes):
+                    self._keep_step()
+                    continue
+                micro = narrow(data, start, sizes[number])
+                seed_micro_batch(self.seed, index, batch.first + start)
                 self._backward(micro, batch.global_count, sums)
-            else:
-                with self.strategy.accumulate():
-                    self._backward(micro, batch.global_count, sums)
-            start += size
+                start += sizes[number]
         return sums
+
+    def _keep_step(self) -> None:
+        """A pass that changes nothing: the other ranks need it, or the strategy does."""
+        assert self._company is not None
+        with self.strategy.idle():
+            with self.arithmetic.autocast():
+                losses = self.task.loss(self.wrapped, self._company.filler)
+            torch.autograd.backward(losses.loss_sum * 0.0)
 
     def _backward(self, micro: Any, global_count: int, sums: dict[str, dict[str, Tensor]]) -> None:
         with self.arithmetic.autocast():
@@ -168,8 +193,7 @@ class StandardStep(Step):
 
     def _update(self, batch: StepBatch, sums: dict[str, dict[str, Tensor]]) -> StepOutcome:
         if self.scaler.scale != 1.0:
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            torch._foreach_mul_(gradients, 1.0 / self.scaler.scale)
+            torch._foreach_mul_(self.strategy.gradients(), 1.0 / self.scaler.scale)
         self.task.after_gradients(self.model)
         norm = self.strategy.gradient_norm()
         loss, global_norm, finite = self._agree(batch, sums["metric"], norm)
@@ -197,7 +221,7 @@ class StandardStep(Step):
         bad = ~(torch.isfinite(norm) & torch.isfinite(loss_sum))
         facts = torch.stack([loss_sum, norm, bad.double()])
         loss, norms, bad_ranks = self.world.all_reduce(facts).tolist()
-        return loss / batch.global_count, norms / self.world.size, not bad_ranks
+        return loss / batch.global_count, norms / self.world.data_size, not bad_ranks
 
     def _reduced(self, local: dict[str, Tensor], batch: StepBatch) -> dict[str, Tensor]:
         if 0 in batch.counts:  # a rank without samples does not know what the others sum
@@ -210,9 +234,9 @@ class StandardStep(Step):
         return {name: self.world.all_reduce(local[name]) for name in sorted(local)}
 
     def _first_bad_parameter(self, loss: float) -> str:
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
-                return f"the gradient of {name} is not finite"
+        name = self.strategy.first_bad_gradient()
+        if name is not None:
+            return f"the gradient of {name} is not finite"
         if not math.isfinite(loss):
             return "the loss is not finite"
         return "the norm of the whole gradient is not finite"

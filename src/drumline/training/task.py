@@ -1,16 +1,21 @@
 """What is trained. A task brings the model, the data and the loss; the Trainer brings the loop.
 
-The order of calls is: `setup`, `build_model`, `build_source`, then `initialise` (a fresh run) or
-`load_state_dict` (a resumed one), then for each micro-batch `loss`, and once a step
-`after_gradients` and `after_step`, and `evaluate` whenever the config says so. Every rank makes
-the same calls in the same order, so a task may use collectives of its world in all of them except
-`loss`, whose number of calls may differ between ranks.
+The order of calls is: `setup`, `build_source`, `build_model`, on a fresh run `initialise`, then the
+model is spread over the ranks, on a resumed run `load_state_dict`, then for each micro-batch
+`loss`, and once a step `after_gradients` and `after_step`, and `evaluate` whenever the config says
+so. Every rank makes the same calls in the same order, so a task may use collectives of its world in
+all of them except `loss`, whose number of calls may differ between ranks. If `auto` has to try
+another mode, it calls `build_model` and `initialise` again.
+
+In the sharded modes the parameters of the unwrapped model are pieces (DTensor, cut along dim 0) in
+`after_gradients` and `after_step`: arithmetic row by row works on them, single rows are changed
+with `drumline.distributed.set_rows`, and a forward there needs `drumline.distributed.gathered`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +23,9 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from drumline.config import RunConfig
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+    from drumline.config import Mode, RunConfig
     from drumline.distributed import World
     from drumline.events import EventLog
     from drumline.training.source import Source
@@ -89,6 +96,30 @@ class Task(ABC):
 
         Runs under autocast where the precision asks for it.
         """
+
+    def check_mode(self, mode: Mode) -> None:
+        """Refuse a mode that the task cannot be trained in.
+
+        Raises:
+            BadInput: With the reason.
+        """
+        del mode
+
+    def shard_units(self, model: nn.Module) -> Sequence[nn.Module] | None:
+        """Modules whose parameters a sharded mode gathers together, in the forward's order.
+
+        Each must be called through its forward, and share no parameter with the rest. None: the
+        entries of the model's lists of equal blocks.
+        """
+        del model
+        return None
+
+    def tensor_plan(self, model: nn.Module) -> Mapping[str, ParallelStyle] | None:
+        """How hybrid's tensor axis splits layers: styles by module name, as in torch's
+        `parallelize_module`. By default what the model's own `tensor_plan()` says, if it has one.
+        """
+        declared = getattr(model, "tensor_plan", None)
+        return declared() if callable(declared) else None
 
     def initialise(self, model: nn.Module) -> None:
         """Set what depends on the data, on a fresh run, before the model is wrapped.

@@ -87,8 +87,9 @@ class MetricsWatcher(Watcher):
 
     def _emit(self, session: Session) -> None:
         seconds = time.perf_counter() - self._since
-        local = {name: float(value) for name, value in self._sums.items()}
-        ranks = session.world.control.gather((local, self._own / seconds))
+        speaks = session.world.speaks  # others have the same sums
+        local = {name: float(value) for name, value in self._sums.items() if speaks}
+        ranks = session.world.control.gather((local, self._own / seconds if speaks else 0.0))
         if session.world.is_main:
             means = {
                 name: sum(sums.get(name, 0.0) for sums, _ in ranks) / max(1, self._taken)
@@ -135,7 +136,7 @@ class EvaluationWatcher(Watcher):
     def _evaluate(self, session: Session) -> None:
         self._last = session.progress.step
         session.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), session.strategy.gathered():
             found = session.task.evaluate(session.model)
         metrics = {name: float(value) for name, value in found.items()}
         session.model.train()
@@ -184,12 +185,13 @@ class CheckpointWatcher(Watcher):
             return
         self._last = step
         state = session.state.state_dict()  # a collective: random states of all ranks
+        weights = session.strategy.weights()  # likewise, where they are in pieces
         if not session.world.is_main:
             return
         began = time.perf_counter()
         metrics = session.metrics if session.metrics_step == step else {}
         try:
-            saved = session.checkpoints.save(step, session.model, state, metrics)
+            saved = session.checkpoints.save(step, weights, state, metrics)
         except CheckpointError as error:
             session.events.emit("checkpoint_failed", step=step, reason=error.message)
             return

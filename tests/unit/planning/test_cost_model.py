@@ -12,7 +12,7 @@ from drumline.planning.cost_model import (
     all_reduce_s,
     choose,
     exposed_s,
-    not_built,
+    not_predicted,
     predict,
 )
 from drumline.planning.shares import cut_shares
@@ -94,8 +94,8 @@ def test_dataparallel_sends_all_over_one_link_and_is_never_chosen() -> None:
     assert winner.mode == "none"
 
 
-def test_modes_that_are_not_built_are_named_and_never_chosen() -> None:
-    named = not_built(4)
+def test_modes_that_are_not_predicted_are_named_and_never_chosen() -> None:
+    named = not_predicted(4)
     assert [candidate.mode for candidate in named] == ["sharded", "hybrid"]
     with pytest.raises(ValueError, match="no candidate"):
         choose(named)

@@ -216,3 +216,28 @@ def test_the_plan_of_the_real_machine_or_a_clear_refusal() -> None:
     else:
         assert made.world_size >= 1
         assert sum(made.shares) == 64
+
+
+@pytest.mark.parametrize(
+    ("spread", "shares", "world_size", "backend"),
+    [
+        ({"mode": "sharded"}, (6, 6, 6, 6), 4, "nccl"),
+        ({"mode": "hybrid", "mesh": {"shard": 2}}, (6, 6, 6, 6), 4, "nccl"),
+        # Two ranks work on the same samples.
+        ({"mode": "hybrid", "mesh": {"tensor": 2}}, (12, 12), 4, "nccl"),
+        ({"mode": "dataparallel"}, (24,), 1, "none"),
+    ],
+)
+def test_shares_go_to_groups_of_ranks_and_one_process_takes_all(
+    spread: dict[str, object], shares: tuple[int, ...], world_size: int, backend: str
+) -> None:
+    config = RunConfig(steps=1, global_batch=24, distributed=spread)
+    made = plan(config, machine(4))
+    assert (made.shares, made.world_size, made.backend) == (shares, world_size, backend)
+    assert made.mode.value == spread["mode"]
+
+
+def test_a_mesh_that_does_not_fit_the_devices_is_refused_before_a_run() -> None:
+    spread = {"mode": "hybrid", "mesh": {"shard": 3}}
+    with pytest.raises(BadInput, match="does not fit 4 ranks"):
+        plan(RunConfig(steps=1, distributed=spread), machine(4))

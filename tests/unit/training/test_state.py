@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from drumline.distributed import SingleDevice
 from drumline.training import Cursor
 from drumline.training.state import OptimizerState, Progress, RandomStates, StateRegistry
 
@@ -94,12 +95,16 @@ def test_each_rank_gets_its_own_and_a_new_rank_keeps_what_it_has() -> None:
 
 
 def test_a_resumed_optimizer_keeps_its_moments_and_takes_the_present_options() -> None:
-    weight = torch.nn.Parameter(torch.ones(3))
+    model = torch.nn.ParameterDict({"weight": torch.ones(3)})
+    weight, strategy = model["weight"], SingleDevice()
+    strategy.wrap(model)
     before = torch.optim.AdamW([weight], lr=0.1, betas=(0.5, 0.6), weight_decay=0.3)
     weight.grad = torch.tensor([1.0, 2.0, 3.0])
     before.step()
     after = torch.optim.AdamW([weight], lr=0.2, betas=(0.9, 0.99), weight_decay=0.0)
-    OptimizerState(after).load_state_dict(OptimizerState(before).state_dict())
+    saved = OptimizerState(before, strategy).state_dict()
+    assert list(saved["state"]) == ["weight"]
+    OptimizerState(after, strategy).load_state_dict(saved)
     # Adam's first moment after one step is (1 - 0.5) times the gradient.
     assert after.state[weight]["exp_avg"].tolist() == pytest.approx([0.5, 1.0, 1.5])
     group = after.param_groups[0]

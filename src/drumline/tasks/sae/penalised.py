@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from drumline.distributed import set_rows
 from drumline.tasks.sae.model import SAE, SAEOutput, SAESize, counts_of_fired
 from drumline.tasks.sae.reconstruction import decode_nested, squared_errors
 
@@ -67,7 +68,7 @@ class StandardSAE(PenalisedSAE):
     @torch.no_grad()
     def reset_latents(self, rows: Tensor) -> list[nn.Parameter]:
         """Zero the encoder biases of some latents."""
-        self.b_enc[rows] = 0.0
+        set_rows(self.b_enc, rows, 0.0)
         return [self.b_enc]
 
 
@@ -97,7 +98,7 @@ class GatedSAE(PenalisedSAE):
         """Zero the biases and the rescaling of some latents."""
         changed = [self.r_mag, self.b_gate, self.b_mag]
         for parameter in changed:
-            parameter[rows] = 0.0
+            set_rows(parameter, rows, 0.0)
         return changed
 
 
@@ -124,9 +125,9 @@ class JumpReLUSAE(PenalisedSAE):
     @torch.no_grad()
     def reset_latents(self, rows: Tensor) -> list[nn.Parameter]:
         """Zero the encoder biases of some latents and start their thresholds again."""
-        self.b_enc[rows] = 0.0
+        set_rows(self.b_enc, rows, 0.0)
         start = torch.full((), self.initial_threshold, dtype=self.log_threshold.dtype).log()
-        self.log_threshold[rows] = start.to(self.log_threshold.device)
+        set_rows(self.log_threshold, rows, float(start))
         return [self.b_enc, self.log_threshold]
 
 

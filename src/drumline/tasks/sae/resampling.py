@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from drumline.distributed import gathered, moments, set_rows
 from drumline.tasks.sae.data import Rows
 from drumline.tasks.sae.model import SAE
 from drumline.training.order import SampleOrder, mix
@@ -60,12 +61,13 @@ class Resampler:
     ) -> None:
         """Move the dead latents, numbers int64 [n], and forget their optimizer moments."""
         numbers = self.numbers(step)
-        losses = self.losses(sae, numbers, sparsity)
-        drawn = draw(losses, len(dead), mix(self.seed, step, _DRAW))
-        inputs, targets = self._read([numbers[place] for place in drawn.tolist()])
-        scaled = sae.scaled(inputs)
-        seen = sae.centred(scaled)
-        wanted = (scaled if targets is None else sae.scaled_targets(targets)) - sae.b_dec
+        with gathered(sae):  # ranks run different numbers of forwards here
+            losses = self.losses(sae, numbers, sparsity)
+            drawn = draw(losses, len(dead), mix(self.seed, step, _DRAW))
+            inputs, targets = self._read([numbers[place] for place in drawn.tolist()])
+            scaled = sae.scaled(inputs)
+            seen = sae.centred(scaled)
+            wanted = (scaled if targets is None else sae.scaled_targets(targets)) - sae.b_dec
         start_latents(sae, dead, seen, wanted)
         for parameter in (sae.W_enc, sae.W_dec, *sae.reset_latents(dead)):
             forget_moments(optimizer, parameter, dead)
@@ -122,17 +124,18 @@ def start_latents(sae: SAE, latents: Tensor, seen: Tensor, wanted: Tensor) -> No
     """
     alive = torch.ones(sae.latents, dtype=torch.bool, device=latents.device)
     alive[latents] = False
-    norms = sae.W_enc.norm(dim=1)
-    typical = norms[alive].mean() if alive.any() else norms.mean()
-    sae.W_enc[latents] = _unit(seen) * (ENCODER_FRACTION * typical)
-    sae.W_dec[latents] = _unit(wanted)
+    with gathered(sae):
+        norms = sae.W_enc.norm(dim=1)
+        typical = norms[alive].mean() if alive.any() else norms.mean()
+    set_rows(sae.W_enc, latents, _unit(seen) * (ENCODER_FRACTION * typical))
+    set_rows(sae.W_dec, latents, _unit(wanted))
 
 
 def forget_moments(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, rows: Tensor) -> None:
     """Zero what the optimizer remembers of some rows (Adam's moments, momentum)."""
-    for value in optimizer.state.get(parameter, {}).values():
+    for value in moments(optimizer, parameter).values():
         if isinstance(value, Tensor) and value.shape == parameter.shape:
-            value[rows] = 0.0
+            set_rows(value, rows, 0.0)
 
 
 def _unit(rows: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from drumline.config import Mode
+from drumline.errors import BadInput
 from drumline.tasks.sae.build import build_sae
 from drumline.tasks.sae.config import BY_COUNT, SAETaskConfig
 from drumline.tasks.sae.data import Rows, open_rows
@@ -67,6 +69,15 @@ class SAETask(Task):
         self._take_activity(torch.zeros(sae.latents, dtype=torch.int64))
         self.mean = torch.zeros(sae.size.d_out, dtype=torch.float64, device=self.world.device)
         return sae
+
+    def check_mode(self, mode: Mode) -> None:
+        """DataParallel would put the counts of latents side by side instead of adding them."""
+        if mode is Mode.DATAPARALLEL:
+            raise BadInput(
+                "The sae task cannot be trained in mode dataparallel: what a forward gives is not "
+                "all per sample.",
+                remedy="Use distributed.mode=distributed, which is also faster.",
+            )
 
     def build_source(self) -> Source:
         """All rows but the held-out ones, in the run's order."""

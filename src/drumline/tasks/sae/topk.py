@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drumline.distributed import set_rows
 from drumline.tasks.sae.model import SAE, SAEOutput, SAESize
 from drumline.tasks.sae.reconstruction import accumulate, auxk_errors, squared_errors
 from drumline.tasks.sae.sparse import Places, decode_at, values_at
@@ -71,7 +72,7 @@ class CountSAE(SAE):
     @torch.no_grad()
     def reset_latents(self, rows: Tensor) -> list[nn.Parameter]:
         """Zero the encoder biases of some latents."""
-        self.b_enc[rows] = 0.0
+        set_rows(self.b_enc, rows, 0.0)
         return [self.b_enc]
 
     def _auxiliary(self, residual: Tensor, centred: Tensor, dead: Tensor | None) -> Tensor:

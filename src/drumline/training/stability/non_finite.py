@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from drumline.config import StabilityConfig
+from drumline.distributed.synchronised_norm import SynchronisedBatchNorm
 from drumline.planning.shares import cut_micro_batches
 from drumline.training.batches import narrow, to_device
 from drumline.training.precision import Arithmetic
@@ -89,7 +90,9 @@ class NonFiniteWatcher(Watcher):
 
 def can_repeat(model: nn.Module) -> bool:
     """Whether one rank alone can run the model: no module talks to other ranks."""
-    synced = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    synced = any(
+        isinstance(module, nn.SyncBatchNorm | SynchronisedBatchNorm) for module in model.modules()
+    )
     return not synced and not is_sharded(model)
 
 

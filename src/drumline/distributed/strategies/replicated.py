@@ -1,0 +1,116 @@
+"""Mode `distributed`: a replica on every rank, through DistributedDataParallel.
+
+Each parameter's gradient is reduced on its own, so the order of additions does not depend on how
+DDP packs its buckets, which changes after its first backward: a run that was interrupted and
+resumed adds in the same order as one that was not.
+"""
+
+import inspect
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from drumline.config import DistributedConfig, Mode
+from drumline.distributed.strategies.base import UNCUT, MakeOptimizer, Split, WholeModel
+from drumline.distributed.strategies.compression import Packing, communication_hook, packing_for
+from drumline.distributed.synchronised_norm import synchronise_norms
+
+if TYPE_CHECKING:
+    from drumline.distributed.world import World
+
+# Torch 2.13 renamed the flag.
+_SYNC_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
+
+
+class DataParallelReplicas(WholeModel):
+    """A replica on every rank. Ranks keep step only where a norm is taken over all of them."""
+
+    mode = Mode.DISTRIBUTED
+
+    def __init__(self, config: DistributedConfig, world: "World") -> None:
+        self.config, self.world = config, world
+        self.overlaps = not config.ddp.delayed_all_reduce
+        self.primes = config.ddp.static_graph  # DDP learns the graph in its first backward
+        self._packing: Packing = packing_for(config.ddp.compression, world.size)
+        self._ddp: DistributedDataParallel | None = None
+
+    def wrap(self, model: nn.Module, split: Split = UNCUT) -> nn.Module:
+        """The model in DDP, with gradients summed and not averaged."""
+        del split
+        self.lockstep = self.config.sync_batchnorm and synchronise_norms(model)
+        self.model = model
+        device, buffers = self.world.device, self.config.sync_buffers
+        flags: dict[str, Any] = {
+            _SYNC_BUFFERS: keeps_statistics(model) if buffers is None else buffers
+        }
+        self._ddp = DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            bucket_cap_mb=self.config.bucket_cap_mb,
+            find_unused_parameters=self.config.find_unused_parameters,
+            gradient_as_bucket_view=True,
+            static_graph=self.config.ddp.static_graph,
+            **flags,
+        )
+        self._ddp.register_comm_hook(*communication_hook(self.config.ddp, self.world.size))
+        return self._ddp
+
+    def build_optimizer(
+        self, kind: MakeOptimizer, parameters: list[nn.Parameter], options: dict[str, Any]
+    ) -> torch.optim.Optimizer:
+        """The optimizer, its state shared out among the ranks if the config says so."""
+        if not self.config.ddp.shard_optimizer:
+            return kind(parameters, **options)
+        return ZeroRedundancyOptimizer(parameters, optimizer_class=kind, **options)  # type: ignore[arg-type]
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """DDP's no_sync."""
+        assert self._ddp is not None
+        context: AbstractContextManager[None] = self._ddp.no_sync()
+        return context
+
+    def reduce_gradients(self) -> None:
+        """Sum parameter by parameter, as the hook does; one that no rank used keeps no gradient."""
+        parameters = self.parameters()
+        used = torch.tensor([int(p.grad is not None) for p in parameters], device=self.world.device)
+        dist.all_reduce(used, dist.ReduceOp.MAX)
+        sent = []
+        for parameter, is_used in zip(parameters, used.tolist(), strict=True):
+            if is_used:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                packed = self._packing.pack(parameter.grad)
+                sent.append((parameter.grad, packed, dist.all_reduce(packed, async_op=True)))
+        for gradient, packed, work in sent:
+            work.wait()
+            self._packing.unpack(packed, gradient)
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The whole state; a sharded one is sent to rank 0, and empty elsewhere."""
+        if isinstance(optimizer, ZeroRedundancyOptimizer):
+            optimizer.consolidate_state_dict(to=0)
+            if not self.world.is_main:
+                return {}
+        return super().optimizer_state(optimizer)
+
+    def teardown(self) -> None:
+        """Let go of the replica."""
+        self._ddp = None
+        super().teardown()
+
+
+def keeps_statistics(model: nn.Module) -> bool:
+    """Whether a module tracks running statistics, as BatchNorm does: each replica would see others.
+
+    Sending buffers is a wait for all ranks at every step, which other buffers do not need.
+    """
+    return any(getattr(module, "track_running_stats", False) for module in model.modules())

@@ -1,0 +1,323 @@
+"""Modes `sharded` and `hybrid`: every rank keeps a part of every parameter, through FSDP2.
+
+Weights are gathered unit by unit for each forward and backward, gradients are summed and cut again.
+Forward and backward are therefore collective, and all ranks run the same number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import parallelize_module
+
+from drumline.config import DistributedConfig, Mode
+from drumline.distributed.strategies.base import UNCUT, HasState, MakeOptimizer, Split, Strategy
+from drumline.distributed.strategies.gather import RESHARDS, gathered
+from drumline.distributed.strategies.optimizer_state import plain_name, state_by_name
+from drumline.distributed.strategies.pieces import local, whole
+from drumline.distributed.strategies.replicated import keeps_statistics
+from drumline.distributed.strategies.units import find_units
+from drumline.distributed.synchronised_norm import synchronise_norms
+from drumline.errors import BadInput
+
+if TYPE_CHECKING:
+    from drumline.distributed.world import World
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """Weights put together."""
+
+    tensors: dict[str, Tensor]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.tensors
+
+
+class Sharded(Strategy):
+    """Mode `sharded`: one replica, cut over all ranks.
+
+    Args:
+        config: How the run is spread.
+        world: The world of this rank.
+        low_precision: The run's bfloat16 or float16, for `gather_dtype: precision`.
+    """
+
+    mode = Mode.SHARDED
+    lockstep = True
+
+    def __init__(
+        self, config: DistributedConfig, world: World, low_precision: torch.dtype | None = None
+    ) -> None:
+        self.config, self.world, self._low_precision = config, world, low_precision
+
+    def mesh(self) -> DeviceMesh:
+        """Over whom parameters are cut; of two axes, the first is of replicas."""
+        return init_device_mesh(
+            self.world.device.type, (self.world.size,), mesh_dim_names=("shard",)
+        )
+
+    def check(self, model: nn.Module, split: Split) -> None:
+        """Units must not share parameters, and scalars cannot be cut."""
+        find_units(model, split.units)
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 0:
+                raise BadInput(
+                    f"The parameter {name} is a scalar, which cannot be sharded.",
+                    remedy="Give it the shape [1], or use mode distributed.",
+                )
+
+    def place(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+        """Leave it where the task built it: each unit goes to the device as it is cut."""
+        del device
+        return model.to(dtype)
+
+    def wrap(self, model: nn.Module, split: Split = UNCUT) -> nn.Module:
+        """Cut the model in place. Every rank cuts its own copy: they must be equal."""
+        options = self.config.sharded
+        if self.config.sync_batchnorm:
+            synchronise_norms(model)
+        self._send_from_rank_zero(model)
+        mesh = self.mesh()
+        self.split_layers(model, split)
+        units = find_units(model, split.units)
+        if options.activation_checkpointing:
+            _recompute(model, units)
+            units = [unit for unit in model.modules() if _wraps_one_of(unit, units)]
+        shared: dict[str, Any] = {
+            "mesh": mesh,
+            "mp_policy": self._precision(),
+            "offload_policy": self._offload(),
+        }
+        for unit in units:
+            fully_shard(unit, reshard_after_forward=options.reshard_after_forward, **shared)
+            setattr(unit, RESHARDS, options.reshard_after_forward)
+        fully_shard(model, reshard_after_forward=False, **shared)
+        self.model = model
+        self._sum_gradients()
+        buffers = self.config.sync_buffers
+        if keeps_statistics(model) if buffers is None else buffers:
+            model.register_forward_pre_hook(_send_buffers)
+        return model
+
+    def split_layers(self, model: nn.Module, split: Split) -> None:
+        """Split single layers before parameters are cut; hybrid does."""
+
+    def _sum_gradients(self) -> None:
+        for part in self.model.modules():
+            if isinstance(part, FSDPModule):
+                part.set_gradient_divide_factor(1.0)
+                part.set_force_sum_reduction_for_comms(True)
+        if self.config.find_unused_parameters:
+            setter = getattr(self.model, "set_reduce_scatter_unused_params", None)
+            if setter is not None:  # torch 2.13; before, ranks must use the same parameters
+                setter(True)
+
+    def _send_from_rank_zero(self, model: nn.Module) -> None:
+        """Make a model that was given ready equal on all ranks, as DDP does."""
+        device = self.world.device
+        with torch.no_grad():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                there = tensor.detach().to(device)
+                dist.broadcast(there, 0)
+                tensor.copy_(there)
+
+    def _precision(self) -> MixedPrecisionPolicy:
+        options = self.config.sharded
+        gathered_as = self._low_precision if options.gather_dtype == "precision" else None
+        reduced_as = torch.bfloat16 if options.reduce_dtype == "bf16" else None
+        if gathered_as is not None and reduced_as is None:
+            reduced_as = torch.float32
+        return MixedPrecisionPolicy(param_dtype=gathered_as, reduce_dtype=reduced_as)
+
+    def _offload(self) -> OffloadPolicy:
+        if not self.config.sharded.cpu_offload:
+            return OffloadPolicy()
+        return CPUOffloadPolicy(pin_memory=self.world.device.type == "cuda")
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Gradients stay whole and local."""
+        root = self._root()
+        root.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            root.set_requires_gradient_sync(True)
+
+    def reduce_gradients(self) -> None:
+        """Never needed: all ranks take part in every last backward."""
+        raise NotImplementedError("a sharded model sums its gradients in the backward")
+
+    def gradient_norm(self) -> Tensor:
+        """From each rank's pieces, added up in float64 over the ranks that hold different ones."""
+        device = self.world.device
+        sums: dict[Any, Tensor] = {}
+        for gradient in (p.grad for p in self.parameters()):
+            if gradient is not None:
+                piece = local(gradient).to(device).double().square().sum()
+                sums[_cut_over(gradient)] = sums.get(_cut_over(gradient), 0) + piece
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for groups in sorted(sums, key=len):
+            for group in groups:
+                dist.all_reduce(sums[groups], group=group)
+            total += sums[groups]
+        dtype = next((p.dtype for p in self.parameters()), torch.float32)
+        return total.sqrt().to(dtype)
+
+    def clip(self, max_norm: float, norm: Tensor) -> None:
+        """Scale this rank's pieces, as torch does whole gradients."""
+        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                piece = local(parameter.grad)
+                piece.mul_(factor.to(piece.device))
+
+    def first_bad_gradient(self) -> str | None:
+        """The first of the pieces of all ranks."""
+        named = [(n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None]
+        bad = [
+            place
+            for place, (_, gradient) in enumerate(named)
+            if not bool(torch.isfinite(local(gradient)).all())
+        ]
+        last = len(named)
+        first = last - self.world.control.vote(left=last - (bad[0] if bad else last))["left"]
+        return plain_name(named[first][0]) if first < last else None
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """All weights on every rank."""
+        return gathered(self.model)
+
+    def weights(self) -> HasState:
+        """Put together unit by unit, on rank 0; tied weights stay one tensor."""
+        known: dict[int, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            if id(tensor) not in known:
+                known[id(tensor)] = whole(tensor.detach(), keep=self.world.is_main)
+            if self.world.is_main:
+                tensors[plain_name(name)] = known[id(tensor)]
+        return _Whole(tensors)
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Put together on rank 0, empty elsewhere."""
+        return state_by_name(optimizer, self.model, keep=self.world.is_main)
+
+    def teardown(self) -> None:
+        """Let go of the model."""
+        self.__dict__.pop("model", None)
+
+    def _root(self) -> FSDPModule:
+        assert isinstance(self.model, FSDPModule)
+        return self.model
+
+
+class Hybrid(Sharded):
+    """Mode `hybrid`: replicas, each cut over some ranks (HSDP), its layers split over others.
+
+    Neighbouring ranks are of one tensor group: they work on the same samples.
+    """
+
+    mode = Mode.HYBRID
+
+    def mesh(self) -> DeviceMesh:
+        """Replicas x shards, of the ranks that hold this rank's part of the layers."""
+        shape = self.config.mesh.shape(self.world.size)
+        names = ("data", "shard", "tensor")
+        sizes = (shape.data, shape.shard, shape.tensor)
+        self._axes = init_device_mesh(self.world.device.type, sizes, mesh_dim_names=names)
+        return self._axes["data", "shard"]
+
+    def check(self, model: nn.Module, split: Split) -> None:
+        """The axes must fit the world, and a tensor axis needs a plan."""
+        shape = self.config.mesh.shape(self.world.size)
+        if shape.tensor > 1 and not split.tensor_plan:
+            raise BadInput(
+                f"distributed.mesh.tensor is {shape.tensor}, and the model has no tensor_plan.",
+                remedy="Set it to 1, or give the model or its task a tensor_plan.",
+            )
+        super().check(model, split)
+
+    def split_layers(self, model: nn.Module, split: Split) -> None:
+        """Tensor parallelism, as the plan says (Shoeybi et al. 2019, arXiv 1909.08053)."""
+        if self.world.tensor_size > 1:
+            parallelize_module(model, self._axes["tensor"], dict(split.tensor_plan or {}))
+            _check_even(model, self.world.tensor_size)
+
+    def build_optimizer(
+        self, kind: MakeOptimizer, parameters: list[nn.Parameter], options: dict[str, Any]
+    ) -> torch.optim.Optimizer:
+        """One parameter at a time where they lie on different meshes: torch cannot mix those."""
+        if self.world.tensor_size > 1:
+            options = {**options, "fused": False, "foreach": False}
+        return super().build_optimizer(kind, parameters, options)
+
+
+def _check_even(model: nn.Module, size: int) -> None:
+    """Between two split layers torch takes all parts to be of one size."""
+    for name, parameter in model.named_parameters():
+        for placement in parameter.placements if isinstance(parameter, DTensor) else ():
+            if isinstance(placement, Shard) and parameter.shape[placement.dim] % size:
+                raise BadInput(
+                    f"{name} of shape {tuple(parameter.shape)} cannot be split into {size} equal "
+                    f"parts along dim {placement.dim}.",
+                    remedy="Use a distributed.mesh.tensor that divides it.",
+                )
+
+
+def _cut_over(gradient: Tensor) -> tuple[Any, ...]:
+    """The groups whose ranks hold different pieces of a gradient."""
+    if not isinstance(gradient, DTensor):
+        return ()
+    mesh = gradient.device_mesh
+    return tuple(
+        mesh.get_group(axis)
+        for axis, placement in enumerate(gradient.placements)
+        if not placement.is_replicate()
+    )
+
+
+def _recompute(model: nn.Module, units: list[nn.Module]) -> None:
+    if not units:
+        raise BadInput(
+            "activation_checkpointing found no list of equal blocks to work on.",
+            remedy="Let the task name them with shard_units, or leave the option out.",
+        )
+    chosen = {id(unit) for unit in units}
+    apply_activation_checkpointing(
+        model,
+        checkpoint_wrapper_fn=checkpoint_wrapper,
+        check_fn=lambda module: id(module) in chosen,
+    )
+
+
+def _wraps_one_of(module: nn.Module, units: list[nn.Module]) -> bool:
+    inner = getattr(module, "_checkpoint_wrapped_module", None)
+    return any(inner is unit for unit in units)
+
+
+def _send_buffers(model: nn.Module, _: Any) -> None:
+    """Before a forward in training: every rank takes rank 0's buffers."""
+    if model.training:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)

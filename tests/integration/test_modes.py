@@ -1,0 +1,367 @@
+"""Every mode trains every model as one process does; real processes over gloo.
+
+Tolerances are for float64: sums over ranks are rounded in another order, and nothing else differs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from spread_worlds import STEPS, Case, Trained, case, largest_difference, launch, same_bits
+
+pytestmark = pytest.mark.timeout(900)  # the first test waits for all worlds
+MODELS = ("transformer", "cnn", "lstm", "sae")
+EXACT = 1e-9
+MODES: dict[int, dict[str, dict[str, Any]]] = {
+    1: {
+        "distributed_1": {"mode": "distributed"},
+        "sharded_1": {"mode": "sharded"},
+        "hybrid_1x1": {"mode": "hybrid"},
+        "dataparallel": {"mode": "dataparallel"},
+    },
+    2: {
+        "distributed_2": {"mode": "distributed"},
+        "sharded_2": {"mode": "sharded"},
+        "hybrid_2x1": {"mode": "hybrid", "mesh": {"data": 2, "shard": 1}},
+        "hybrid_1x2": {"mode": "hybrid", "mesh": {"data": 1, "shard": 2}},
+    },
+    4: {
+        "sharded_4": {"mode": "sharded"},
+        "hybrid_2x2": {"mode": "hybrid", "mesh": {"shard": 2}},
+        "hybrid_4x1": {"mode": "hybrid", "mesh": {"data": 4}},
+    },
+}
+ZERO = {"mode": "distributed", "ddp": {"shard_optimizer": True}}
+EXACT_OPTIONS: dict[str, dict[str, Any]] = {
+    "zero": ZERO,
+    "delayed": {"mode": "distributed", "ddp": {"delayed_all_reduce": True}},
+    "recomputed": {"mode": "sharded", "sharded": {"activation_checkpointing": True}},
+    "offloaded": {"mode": "sharded", "sharded": {"cpu_offload": True}},
+    "kept_gathered": {"mode": "sharded", "sharded": {"reshard_after_forward": False}},
+    "unequal": {"mode": "sharded", "shares": [13, 3]},
+    "idle_rank": {"mode": "sharded", "shares": [16, 0]},
+}
+ROUNDING_OPTIONS: dict[str, dict[str, Any]] = {
+    "bf16": {"mode": "distributed", "ddp": {"compression": "bf16"}},
+    "fp16": {"mode": "distributed", "ddp": {"compression": "fp16"}},
+    "powersgd": {"mode": "distributed", "ddp": {"compression": "powersgd"}},
+}
+FEW = 12
+"""Steps for what needs fewer; the fifth and the tenth have two samples."""
+WRITERS: dict[str, tuple[int, dict[str, Any]]] = {
+    "none": (1, {"mode": "none"}),
+    "distributed_2": (2, MODES[2]["distributed_2"]),
+    "zero": (2, ZERO),
+    "sharded_2": (2, MODES[2]["sharded_2"]),
+    "hybrid_2x2": (4, MODES[4]["hybrid_2x2"]),
+}
+PAIRS = list(itertools.product(WRITERS, WRITERS))
+SPLIT: dict[int, dict[str, dict[str, Any]]] = {
+    2: {"split_1x1x2": {"mode": "hybrid", "mesh": {"tensor": 2}}},
+    4: {
+        "split_2x1x2": {"mode": "hybrid", "mesh": {"tensor": 2}},
+        "split_1x2x2": {"mode": "hybrid", "mesh": {"data": 1, "shard": 2, "tensor": 2}},
+    },
+}
+"""Meshes data x shard x tensor, for a model that says how its layers split."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all cases are, with the SAE's rows."""
+    path = tmp_path_factory.mktemp("modes")
+    random = np.random.default_rng(0)
+    directions = random.standard_normal((24, 16))
+    active = (random.random((402, 24)) < 0.2) * random.exponential(1.0, (402, 24))
+    np.save(path / "rows.npy", active @ directions + random.standard_normal(16))
+    return path
+
+
+def case_of(folder: Path, name: str, model: str, spread: dict[str, Any], **keys: Any) -> Case:
+    """A case of a model, with what the SAE needs."""
+    if model == "sae":
+        keys |= {
+            "global_batch": 50,
+            "micro_batch": 10,
+            "optimizer": {"lr": 3e-3},
+            "task": {
+                "name": "sae",
+                "activations": str(folder / "rows.npy"),
+                "latents": 33,
+                "k": 4,
+                "dead_after_samples": 60,
+                "bias_samples": 64,
+                "evaluation": {"samples": 100},
+                "resampling": {"every_steps": 10, "samples": 100},
+            },
+        }
+    return case(folder, name, model, spread, **keys)
+
+
+def halves(folder: Path, size: int) -> list[Case]:
+    """Runs of the transformer that stop half-way, to go on in other modes; and straight ones."""
+    return [
+        case_of(folder, f"{part}-{name}", "transformer", spread, steps=steps)
+        for name, (ranks, spread) in WRITERS.items()
+        for part, steps in (("half", FEW // 2), ("straight", FEW))
+        if ranks == size
+    ]
+
+
+def faults(folder: Path) -> list[Case]:
+    """fp16 with an infinite loss on rank 1, at its third pass."""
+    return [
+        case_of(
+            folder,
+            f"overflow-{name}",
+            "lstm_half",
+            spread,
+            steps=6,
+            precision="fp16",
+            micro_batch=8,
+            case_fault={"rank": 1, "call": 2},
+        )
+        for name, spread in MODES[2].items()
+    ]
+
+
+def fallbacks(folder: Path) -> list[Case]:
+    """Modes of auto that cannot be set up."""
+    allowed = {"mode": "auto", "allow_single_device": True}
+    both = {"modes": ["distributed", "sharded"], "where": "wrap", "on": [0, 1]}
+    on_one = {"modes": ["distributed"], "where": "check", "on": [1]}
+    on_all = {"modes": ["distributed"], "where": "wrap", "on": [0, 1]}
+    return [
+        case_of(folder, "falls-on-all", "lstm", {"mode": "auto"}, steps=FEW, case_break=on_all),
+        case_of(folder, "falls-on-one", "lstm", {"mode": "auto"}, steps=FEW, case_break=on_one),
+        case_of(folder, "falls-to-single", "lstm", allowed, steps=FEW, case_break=both),
+        case_of(
+            folder, "falls-too-deep", "lstm", {"mode": "auto"}, case_break=both, case_refused=True
+        ),
+        case_of(
+            folder,
+            "named-mode-fails",
+            "lstm",
+            {"mode": "distributed"},
+            case_break=on_one,
+            case_refused=True,
+        ),
+        case_of(folder, "none-on-two", "lstm", {"mode": "none"}, case_refused=True),
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> dict[str, Trained]:
+    """All cases but the second halves, by name."""
+    found: dict[str, Trained] = {}
+    for size, modes in MODES.items():
+        cases = [
+            case_of(folder, f"{mode}-{model}", model, spread)
+            for mode, spread in modes.items()
+            for model in MODELS
+            if (mode, model) != ("dataparallel", "sae")
+        ]
+        split = {"split-none": {"mode": "none"}} if size == 1 else SPLIT[size]
+        cases += [case_of(folder, n, "perceptron", s, steps=FEW) for n, s in split.items()]
+        if size == 1:
+            cases += [case_of(folder, f"none-{model}", model, {"mode": "none"}) for model in MODELS]
+            half = case_of(folder, "split-half", "perceptron", {"mode": "none"}, steps=FEW // 2)
+            cases.append(half)
+            refused = {"mode": "dataparallel"}
+            cases.append(case_of(folder, "refused", "sae", refused, case_refused=True))
+        if size == 2:
+            options = {**EXACT_OPTIONS, **ROUNDING_OPTIONS}
+            cases += [
+                case_of(folder, f"{n}-transformer", "transformer", s, steps=FEW)
+                for n, s in options.items()
+            ]
+            narrow = {"mode": "sharded", "sharded": {"reduce_dtype": "bf16"}}
+            cases.append(case_of(folder, "sums-in-bf16", "lstm", narrow, steps=FEW))
+            narrow = {"mode": "sharded", "sharded": {"gather_dtype": "precision"}}
+            for name, spread in (("gathered-in-bf16", narrow), ("bf16", {"mode": "sharded"})):
+                keys = {"steps": FEW, "precision": "bf16"}
+                cases.append(case_of(folder, name, "lstm_half", spread, **keys))
+            static = {"mode": "distributed", "ddp": {"static_graph": True}}
+            cases.append(case_of(folder, "static-lstm", "lstm", static, steps=FEW))
+            cases.append(case_of(folder, "zero-sae", "sae", ZERO))
+            cases += [*faults(folder), *fallbacks(folder)]
+            split = {"mode": "hybrid", "mesh": {"tensor": 2}}
+            cases.append(case_of(folder, "no-plan", "lstm", split, case_refused=True))
+        found |= launch(size, [*cases, *halves(folder, size)], folder)
+    return found
+
+
+@pytest.fixture(scope="module")
+def resumed(trained: dict[str, Trained], folder: Path) -> dict[str, Trained]:
+    """The second half of the transformer's run in every mode, after the first in every mode."""
+    found: dict[str, Trained] = {}
+    for size in MODES:
+        cases = []
+        for writer, reader in PAIRS:
+            ranks, spread = WRITERS[reader]
+            if ranks == size:
+                name = f"{writer}-then-{reader}"
+                shutil.copytree(
+                    folder / f"half-{writer}" / "checkpoints", folder / name / "checkpoints"
+                )
+                cases.append(case_of(folder, name, "transformer", spread, steps=FEW))
+        if size == 4:
+            halfway = folder / "split-half" / "checkpoints"
+            shutil.copytree(halfway, folder / "split-on" / "checkpoints")
+            cases.append(
+                case_of(folder, "split-on", "perceptron", SPLIT[4]["split_1x2x2"], steps=FEW)
+            )
+        found |= launch(size, cases, folder)
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("mode", [mode for modes in MODES.values() for mode in modes])
+def test_losses_and_weights_are_those_of_one_process(
+    trained: dict[str, Trained], mode: str, model: str
+) -> None:
+    if (mode, model) == ("dataparallel", "sae"):
+        (refusal,) = trained["refused"].refusals
+        assert refusal["kind"] == "BadInput"
+        assert "dataparallel" in refusal["message"]
+        return
+    ours, alone = trained[f"{mode}-{model}"], trained[f"none-{model}"]
+    assert len(alone.losses) == STEPS
+    assert largest_difference(ours.losses, alone.losses) < EXACT
+    assert largest_difference(ours.weights, alone.weights) < EXACT
+    assert largest_difference(ours.found["norms"], alone.found["norms"]) < EXACT
+    for metrics, expected in zip(ours.found["metrics"], alone.found["metrics"], strict=True):
+        assert metrics == pytest.approx(expected, abs=EXACT)
+    assert ours.found["mode"] == [mode.partition("_")[0]]
+
+
+@pytest.mark.parametrize("mesh", ["split_1x1x2", "split_2x1x2", "split_1x2x2"])
+def test_layers_split_over_ranks_train_as_whole_ones(
+    trained: dict[str, Trained], mesh: str
+) -> None:
+    ours, alone = trained[mesh], trained["split-none"]
+    assert largest_difference(ours.losses, alone.losses) < EXACT
+    assert largest_difference(ours.weights, alone.weights) < EXACT
+    assert largest_difference(ours.found["norms"], alone.found["norms"]) < EXACT
+
+
+def test_a_checkpoint_of_whole_layers_goes_on_in_split_ones(
+    trained: dict[str, Trained], resumed: dict[str, Trained]
+) -> None:
+    ours, straight = resumed["split-on"], trained["split-none"]
+    assert min(ours.losses) == FEW // 2 + 1
+    assert largest_difference(ours.weights, straight.weights) < EXACT
+    for name, entries in straight.optimizer["state"].items():
+        assert largest_difference(ours.optimizer["state"][name], entries) < EXACT
+
+
+def test_a_tensor_axis_needs_a_plan(trained: dict[str, Trained]) -> None:
+    for said in trained["no-plan"].refusals:
+        assert "the model has no tensor_plan" in said["message"]
+
+
+@pytest.mark.parametrize("option", [f"{o}-transformer" for o in EXACT_OPTIONS])
+def test_options_that_claim_to_be_exact_are(trained: dict[str, Trained], option: str) -> None:
+    alone = trained["straight-none"]
+    assert largest_difference(trained[option].losses, alone.losses) < EXACT
+    assert largest_difference(trained[option].weights, alone.weights) < EXACT
+
+
+def test_static_graph_and_a_sharded_optimizer_change_no_bit(trained: dict[str, Trained]) -> None:
+    static, plain = trained["static-lstm"].losses, trained["distributed_2-lstm"].losses
+    assert static == {step: plain[step] for step in static}
+    assert same_bits(trained["zero-sae"].weights, trained["distributed_2-sae"].weights)
+
+
+@pytest.mark.parametrize("option", ROUNDING_OPTIONS)
+def test_options_that_round_train_nearly_as_well(trained: dict[str, Trained], option: str) -> None:
+    ours, alone = trained[f"{option}-transformer"].losses, trained["none-transformer"].losses
+    assert largest_difference(ours, alone) > 1e-12
+    gained = alone[1] - alone[STEPS - 1]
+    assert ours[STEPS - 1] == pytest.approx(alone[STEPS - 1], abs=0.3 * gained)
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide"), [("sums-in-bf16", "none-lstm"), ("gathered-in-bf16", "bf16")]
+)
+def test_narrow_dtypes_of_sharded_modes_train_nearly_as_well(
+    trained: dict[str, Trained], narrow: str, wide: str
+) -> None:
+    ours, theirs = trained[narrow].losses, trained[wide].losses
+    assert 1e-12 < largest_difference(ours, {step: theirs[step] for step in ours}) < 0.05
+    assert {str(t.dtype) for t in trained["gathered-in-bf16"].weights.values()} == {"torch.float32"}
+
+
+@pytest.mark.parametrize("mode", MODES[2])
+def test_an_overflow_on_one_rank_skips_the_step_on_all(
+    trained: dict[str, Trained], mode: str
+) -> None:
+    found = trained[f"overflow-{mode}"].found
+    assert found["skipped"] == len(found["skips"]) == 1
+    assert "is not finite" in found["skips"][0]
+    assert found["scales"] == [{"scale": 2.0**15, "good_steps": 3}] * 2
+    if mode.startswith("distributed"):
+        assert len(set(found["digests"])) == 1
+
+
+@pytest.mark.parametrize(("writer", "reader"), PAIRS)
+def test_a_checkpoint_of_any_mode_goes_on_in_any_other(
+    trained: dict[str, Trained], resumed: dict[str, Trained], writer: str, reader: str
+) -> None:
+    ours, straight = resumed[f"{writer}-then-{reader}"], trained["straight-none"]
+    assert min(ours.losses) == FEW // 2 + 1
+    rest = {step: loss for step, loss in straight.losses.items() if step > FEW // 2}
+    assert largest_difference(ours.losses, rest) < EXACT
+    assert largest_difference(ours.weights, straight.weights) < EXACT
+    moments, expected = ours.optimizer["state"], straight.optimizer["state"]
+    assert moments.keys() == expected.keys()  # nothing for frozen and unused parameters
+    assert not [name for name in moments if "unused" in name or "position" in name]
+    for name, entries in moments.items():
+        assert largest_difference(entries, expected[name]) < EXACT
+
+
+@pytest.mark.parametrize("mode", WRITERS)
+def test_a_run_that_was_interrupted_is_equal_bit_for_bit(
+    trained: dict[str, Trained], resumed: dict[str, Trained], mode: str
+) -> None:
+    assert same_bits(resumed[f"{mode}-then-{mode}"].weights, trained[f"straight-{mode}"].weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "became", "told"),
+    [
+        ("falls-on-all", ["sharded"], "rank 0: distributed is broken for a test; rank 1"),
+        ("falls-on-one", ["sharded"], "(rank 1: distributed is broken for a test)"),
+        ("falls-to-single", ["none"], "mode none is tried"),
+    ],
+)
+def test_auto_takes_the_next_mode_and_says_why(
+    trained: dict[str, Trained], name: str, became: list[str], told: str
+) -> None:
+    ours = trained[name]
+    assert ours.found["mode"] == became
+    assert told in ours.found["warnings"][-1]
+    alone = trained["none-lstm"].losses
+    assert largest_difference(ours.losses, {step: alone[step] for step in ours.losses}) < EXACT
+
+
+def test_auto_never_comes_down_to_one_device_unasked(trained: dict[str, Trained]) -> None:
+    refusals = trained["falls-too-deep"].refusals
+    assert [said["message"] for said in refusals] == ["sharded is broken for a test"] * 2
+
+
+def test_a_mode_that_was_named_is_not_replaced(trained: dict[str, Trained]) -> None:
+    first, second = trained["named-mode-fails"].refusals
+    assert first["kind"] == "RankFailure"
+    assert "rank 1: distributed is broken for a test" in first["message"]
+    assert second["kind"] == "RuntimeError"
+
+
+def test_several_processes_are_not_one_device(trained: dict[str, Trained]) -> None:
+    for said in trained["none-on-two"].refusals:
+        assert "mode none is for one process, and 2 were started" in said["message"]

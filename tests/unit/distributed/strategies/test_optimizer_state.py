@@ -1,0 +1,47 @@
+"""Optimizer state by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from drumline.distributed.strategies.optimizer_state import load_state, state_by_name
+from drumline.errors import CheckpointError
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    model[0].bias.requires_grad_(False)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    model[1](torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_state_is_keyed_by_name_and_unused_parameters_have_none() -> None:
+    model, optimizer = trained()
+    state = state_by_name(optimizer, model)
+    assert state["param_groups"][0]["params"] == ["0.weight", "1.weight", "1.bias"]
+    assert set(state["state"]) == {"1.weight", "1.bias"}
+    # Adam's first moment after one step is (1 - 0.9) times the gradient, which is one.
+    assert state["state"]["1.weight"]["exp_avg"].tolist() == [pytest.approx([0.1] * 3)]
+
+
+def test_loading_goes_by_name_and_copies() -> None:
+    model, optimizer = trained()
+    state = state_by_name(optimizer, model)
+    other = torch.optim.Adam([model[1].bias, model[1].weight, model[0].weight], lr=0.5)
+    load_state(other, model, state)
+    assert model[0].weight not in other.state
+    theirs = other.state[model[1].weight]["exp_avg"]
+    assert theirs.tolist() == [pytest.approx([0.1] * 3)]
+    assert theirs.data_ptr() != optimizer.state[model[1].weight]["exp_avg"].data_ptr()
+
+
+def test_a_state_of_other_parameters_is_refused() -> None:
+    model, optimizer = trained()
+    state = state_by_name(optimizer, model)
+    other = torch.optim.Adam([model[1].weight])
+    with pytest.raises(CheckpointError, match=r"other parameters: 0\.weight, 1\.bias"):
+        load_state(other, model, state)
