@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import (
 from drumline.config import ClusterEnvironment, DistributedConfig, Mode, RunConfig
 from drumline.config.environment import visible_devices_setting
 from drumline.distributed.control import ControlPlane, LocalControl, StoreControl
+from drumline.distributed.device_stats import DeviceStats, device_stats
 from drumline.distributed.strategy import Strategy, build_strategy
 from drumline.errors import DeviceError
 
@@ -79,6 +80,10 @@ class World:
         """Wait until the device has done all that was queued on it."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def device_stats(self) -> list[DeviceStats]:
+        """The memory of this process's devices. `control.gather` brings those of all ranks."""
+        return [device_stats(self.device)]
 
 
 @contextmanager
