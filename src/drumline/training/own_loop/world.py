@@ -60,7 +60,7 @@ class OwnLoop(World):
     """
 
     seed: int = 0
-    _loop: _Loop = field(default_factory=_Loop, repr=False)
+    _loop: _Loop = field(default_factory=_Loop, repr=False, compare=False)
 
     @property
     def count(self) -> int:
@@ -153,7 +153,7 @@ class OwnLoop(World):
             self._loop.pending = own
             return
         self._loop.pending = None
-        self._divide(self.all_reduce(own.clone()))
+        self._divide(self.all_reduce(own.clone()).item())
 
     def step(self, optimizer: torch.optim.Optimizer, clip_norm: float | None = None) -> bool:
         """Take the optimizer's step if the gradient is finite on all ranks, then drop gradients.
@@ -164,7 +164,15 @@ class OwnLoop(World):
 
         Returns:
             Whether the step was taken, the same on all ranks.
+
+        Raises:
+            BadInput: If it was not prepared, or gradients were not summed.
         """
+        if not any(optimizer is prepared for prepared in self._loop.optimizers):
+            raise BadInput(
+                f"{type(optimizer).__name__} was not prepared.",
+                remedy="Give it to world.prepare() with its model.",
+            )
         if self._loop.pending is not None:
             raise BadInput(
                 "The gradients of this step were not summed over ranks.",
@@ -200,8 +208,8 @@ class OwnLoop(World):
         """
         batch = self._loop.hand.batch
         padding = batch is not None and batch.padding
-        weight = 0.0 if padding else float(self.count if count is None else count)
-        own = {name: float(value) for name, value in metrics.items()} if weight else {}
+        weight = 0.0 if padding else _number(self.count if count is None else count)
+        own = {name: _number(value) for name, value in metrics.items()} if weight else {}
         ranks = self.control.gather((own, weight, list(metrics)))
         names = dict.fromkeys(name for _, _, known in ranks for name in known)
         return {
@@ -290,7 +298,7 @@ class OwnLoop(World):
                 "backwards in one step, put all but the last inside world.accumulate().",
             )
 
-    def _divide(self, total: Tensor) -> None:
+    def _divide(self, total: float) -> None:
         """Divide gradients by the samples of all ranks; drop those that no optimizer uses."""
         groups = [group for o in self._loop.optimizers for group in o.param_groups]
         used = {id(parameter) for group in groups for parameter in group["params"]}
@@ -301,7 +309,7 @@ class OwnLoop(World):
             elif parameter.grad is not None:
                 gradients.append(parameter.grad)
         if gradients:
-            torch._foreach_mul_(gradients, torch.where(total > 0, 1.0 / total, 0.0))
+            torch._foreach_mul_(gradients, 1.0 / total if total else 0.0)
 
     def _close(self) -> None:
         for spread in self._loop.models:
@@ -335,6 +343,10 @@ def open_world(
             raise world.control.missing("collective", error) from error
         finally:
             loop._close()
+
+
+def _number(value: float | Tensor) -> float:
+    return float(value.detach() if isinstance(value, Tensor) else value)
 
 
 def _mean(pairs: list[tuple[float, float]]) -> float:
