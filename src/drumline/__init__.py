@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from drumline.config import DistributedConfig, RunConfig
-    from drumline.distributed import World, open_world
+    from drumline.distributed import World
     from drumline.training import Task, Trainer
+    from drumline.training.own_loop import OwnLoop, open_world
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "DistributedConfig": "drumline.config",
     "RunConfig": "drumline.config",
+    "OwnLoop": "drumline.training.own_loop",
     "World": "drumline.distributed",
-    "open_world": "drumline.distributed",
+    "open_world": "drumline.training.own_loop",
     "Task": "drumline.training",
     "Trainer": "drumline.training",
 }
-__all__ = ["DistributedConfig", "RunConfig", "Task", "Trainer", "World", "open_world"]
+__all__ = ["DistributedConfig", "OwnLoop", "RunConfig", "Task", "Trainer", "World", "open_world"]
 
 
 def __getattr__(name: str) -> Any:

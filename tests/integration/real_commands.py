@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,13 @@ def command_environment(**more: str) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         **more,
     }
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def run_command(folder: Path, *words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:

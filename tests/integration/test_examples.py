@@ -31,6 +31,21 @@ def test_own_model_gives_one_result_however_it_is_started(tmp_path: Path) -> Non
         assert other == pytest.approx(alone, rel=1e-3)  # fp32 sums in another order
 
 
+def test_own_loop_gives_one_result_however_it_is_started(tmp_path: Path) -> None:
+    script, loss = EXAMPLES / "own_loop.py", re.compile(r"epoch 50: loss ([0-9.e-]+) on (\d) ranks")
+    (alone,) = loss.findall(python(tmp_path, script))
+    drumline(tmp_path, "run", script, "--gpus", "cpu:2")
+    (log,) = tmp_path.glob("runs/own_loop-*/logs/rank-0.log")
+    (launched,) = loss.findall(log.read_text())
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")
+    (under_torchrun,) = loss.findall(python(tmp_path, *torchrun, script))
+    assert [found[1] for found in (alone, launched, under_torchrun)] == ["1", "2", "3"]
+    assert float(alone[0]) < 1e-3  # the variance of the sine here is 0.5
+    for other in (launched, under_torchrun):
+        assert float(other[0]) == pytest.approx(float(alone[0]), rel=0.02)  # fp32 sums differ
+    assert (tmp_path / "own_loop/model.safetensors").is_file()
+
+
 def test_the_task_of_the_handbook_learns(tmp_path: Path) -> None:
     page = (ROOT / "docs/training.md").read_text()
     code = re.search(r"```python\n# squares.py\n(.*?)```", page, re.DOTALL)

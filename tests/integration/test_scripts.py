@@ -2,14 +2,13 @@
 
 import json
 import os
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from real_commands import ROOT, command_environment, run_command
+from real_commands import ROOT, command_environment, free_port, run_command
 
 SCRIPTS = ROOT / "scripts"
 LAUNCHERS = ["train_torchrun.sh", "train_torch_distributed_launch.sh", "train_multinode.sh"]
@@ -31,12 +30,6 @@ def folder(tmp_path: Path) -> Path:
     np.save(tmp_path / "acts.npy", rows)
     (tmp_path / "tiny.yaml").write_text(CONFIG)
     return tmp_path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def trained(run: Path) -> dict[str, Any]:

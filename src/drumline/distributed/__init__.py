@@ -1,6 +1,7 @@
 """One world for a rank: its device, its peers, the votes, and how the model is spread."""
 
 from drumline.distributed.control import Ballot, ControlPlane, LocalControl, StoreControl
+from drumline.distributed.device_stats import DeviceStats
 from drumline.distributed.failures import is_communication_failure
 from drumline.distributed.strategies import (
     UNCUT,
@@ -23,6 +24,7 @@ __all__ = [
     "Ballot",
     "ControlPlane",
     "DataParallelReplicas",
+    "DeviceStats",
     "LocalControl",
     "SingleDevice",
     "Split",

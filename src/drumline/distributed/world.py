@@ -22,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from drumline.config import ClusterEnvironment, DistributedConfig, Mode, RunConfig
 from drumline.config.environment import visible_devices_setting
 from drumline.distributed.control import ControlPlane, LocalControl, StoreControl
+from drumline.distributed.device_stats import DeviceStats, device_stats
 from drumline.distributed.strategies import Strategy, build_strategy
 from drumline.errors import DeviceError
 
@@ -126,6 +127,10 @@ class World:
         """Wait until the device has done all that was queued on it."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def device_stats(self) -> list[DeviceStats]:
+        """The memory of this process's devices. `control.gather` brings those of all ranks."""
+        return [device_stats(self.device)]
 
 
 @contextmanager

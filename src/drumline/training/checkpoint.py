@@ -115,24 +115,9 @@ class CheckpointStore:
             CheckpointError: If it could not be written; what was written of it is removed.
         """
         final = self.folder / f"step-{step:010d}"
-        aside = self.folder / f"{final.name}{_ASIDE}"
-        try:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-            save_model(model, str(aside / WEIGHTS))
-            with (aside / STATE).open("wb") as file:
-                torch.save(state, file)
-            _commit(aside, step, metrics)
-            _publish(aside, final)
-        except Exception as error:  # safetensors and torch.save each raise errors of their own
-            shutil.rmtree(aside, ignore_errors=True)
-            raise CheckpointError(
-                f"The checkpoint of step {step} could not be written: {_reason(error)}",
-                remedy="Training goes on; free space on the disk.",
-                step=step,
-            ) from error
+        checkpoint = write_checkpoint(final, step, model, state, metrics)
         self._drop_old(step)
-        return Checkpoint(final, step, metrics)
+        return checkpoint
 
     def tidy(self) -> None:
         """Finish or remove what a process that was killed has left. Only rank 0, before a run.
@@ -141,10 +126,7 @@ class CheckpointStore:
         that is made good here.
         """
         for aside in self.folder.glob(f"step-*{_ASIDE}"):
-            final = aside.with_name(aside.name.removesuffix(_ASIDE))
-            with suppress(CheckpointError):
-                Checkpoint(aside, 0, {}).verify()
-                _publish(aside, final)
+            _finish(aside)
         for leftover in (*self.folder.glob(f"step-*{_ASIDE}"), *self.folder.glob(f"{_OLD}*")):
             shutil.rmtree(leftover, ignore_errors=True)
 
@@ -227,6 +209,56 @@ def _reason(error: BaseException) -> str:
             return f"{cause.strerror}."
         cause = cause.__cause__ or cause.__context__
     return " ".join(str(error).split())
+
+
+def write_checkpoint(
+    final: Path, step: int, model: HasState, state: dict[str, Any], metrics: dict[str, float]
+) -> Checkpoint:
+    """Write a checkpoint as the folder `final`, whole or not at all. One rank only.
+
+    Raises:
+        CheckpointError: If it could not be written; what was written of it is removed.
+    """
+    aside = final.with_name(f"{final.name}{_ASIDE}")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        save_model(model, str(aside / WEIGHTS))
+        with (aside / STATE).open("wb") as file:
+            torch.save(state, file)
+        _commit(aside, step, metrics)
+        _publish(aside, final)
+    except Exception as error:  # safetensors and torch.save each raise errors of their own
+        shutil.rmtree(aside, ignore_errors=True)
+        raise CheckpointError(
+            f"The checkpoint of step {step} could not be written: {_reason(error)}",
+            remedy="Training goes on; free space on the disk.",
+            step=step,
+        ) from error
+    return Checkpoint(final, step, metrics)
+
+
+def open_checkpoint(final: Path) -> Checkpoint:
+    """The checkpoint in a folder, verified; one whose writer was killed at the renaming is made
+    good first. One rank only.
+
+    Raises:
+        CheckpointError: If there is none, or it is damaged.
+    """
+    aside = final.with_name(f"{final.name}{_ASIDE}")
+    if aside.exists():
+        _finish(aside)
+    marker = _read_commit(final)
+    checkpoint = Checkpoint(final, int(marker["step"]), dict(marker["metrics"]))
+    checkpoint.verify()
+    return checkpoint
+
+
+def _finish(aside: Path) -> None:
+    """Give a checkpoint that is whole its name; leave one that is not."""
+    with suppress(CheckpointError):
+        Checkpoint(aside, 0, {}).verify()
+        _publish(aside, aside.with_name(aside.name.removesuffix(_ASIDE)))
 
 
 def _publish(aside: Path, final: Path) -> None:
