@@ -119,14 +119,32 @@ def faults(folder: Path) -> list[Case]:
         case_of(
             folder,
             f"overflow-{name}",
-            "lstm_half",
+            "perceptron_half",
             spread,
-            steps=6,
+            steps=4,
             precision="fp16",
             micro_batch=8,
             case_fault={"rank": 1, "call": 2},
         )
         for name, spread in MODES[2].items()
+    ]
+
+
+def rollbacks(folder: Path) -> list[Case]:
+    """An infinite loss on rank 1 that sends the run back to its last checkpoint."""
+    return [
+        case_of(
+            folder,
+            f"rollback-{name}",
+            "lstm",
+            MODES[2][name],
+            steps=6,
+            micro_batch=8,
+            checkpoint={"every_steps": 2},
+            stability={"non_finite": "rollback"},
+            case_fault={"rank": 1, "call": 3},
+        )
+        for name in ("distributed_2", "sharded_2")
     ]
 
 
@@ -185,11 +203,11 @@ def trained(folder: Path) -> dict[str, Trained]:
             narrow = {"mode": "sharded", "sharded": {"gather_dtype": "precision"}}
             for name, spread in (("gathered-in-bf16", narrow), ("bf16", {"mode": "sharded"})):
                 keys = {"steps": FEW, "precision": "bf16"}
-                cases.append(case_of(folder, name, "lstm_half", spread, **keys))
+                cases.append(case_of(folder, name, "perceptron_half", spread, **keys))
             static = {"mode": "distributed", "ddp": {"static_graph": True}}
             cases.append(case_of(folder, "static-lstm", "lstm", static, steps=FEW))
             cases.append(case_of(folder, "zero-sae", "sae", ZERO))
-            cases += [*faults(folder), *fallbacks(folder)]
+            cases += [*faults(folder), *rollbacks(folder), *fallbacks(folder)]
             split = {"mode": "hybrid", "mesh": {"tensor": 2}}
             cases.append(case_of(folder, "no-plan", "lstm", split, case_refused=True))
         found |= launch(size, [*cases, *halves(folder, size)], folder)
@@ -304,9 +322,18 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(
     found = trained[f"overflow-{mode}"].found
     assert found["skipped"] == len(found["skips"]) == 1
     assert "is not finite" in found["skips"][0]
-    assert found["scales"] == [{"scale": 2.0**15, "good_steps": 3}] * 2
+    assert found["scales"] == [{"scale": 2.0**15, "good_steps": 1}] * 2
     if mode.startswith("distributed"):
         assert len(set(found["digests"])) == 1
+
+
+def test_a_sharded_run_goes_back_to_a_checkpoint_as_replicas_do(
+    trained: dict[str, Trained],
+) -> None:
+    ours, theirs = trained["rollback-sharded_2"], trained["rollback-distributed_2"]
+    assert ours.found["skipped"] == theirs.found["skipped"] == 2  # steps 3 and 4
+    assert largest_difference(ours.losses, theirs.losses) < EXACT
+    assert largest_difference(ours.weights, theirs.weights) < EXACT
 
 
 @pytest.mark.parametrize(("writer", "reader"), PAIRS)

@@ -143,5 +143,5 @@ ALL: dict[str, Model] = {
     "cnn": (Convolutions, images, classified),
     "lstm": (Recurrent, sequences, exactly_regressed),
     "perceptron": (Perceptron, sequences, exactly_regressed),
-    "lstm_half": (Recurrent, sequences, regressed),
+    "perceptron_half": (Perceptron, sequences, regressed),
 }

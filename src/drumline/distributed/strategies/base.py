@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from drumline.config import Mode
-from drumline.distributed.strategies.optimizer_state import load_state, state_by_name
-from drumline.distributed.strategies.pieces import local
+from drumline.distributed.strategies.optimizer_state import load_state, plain_name, state_by_name
+from drumline.distributed.strategies.pieces import local, piece_like
 from drumline.distributed.synchronised_norm import SynchronisedBatchNorm
 
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
@@ -153,6 +153,18 @@ class Strategy(ABC):
         All ranks must call this together.
         """
         return self.model
+
+    @torch.no_grad()
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take this rank's part of whole weights, as `weights` gave them in any mode.
+
+        Args:
+            weights: By name; tensors that are shared have one of their names.
+        """
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            saved = weights.get(plain_name(name))
+            if saved is not None:
+                local(tensor).copy_(local(piece_like(saved, tensor)))
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The optimizer's whole state, keyed by parameter name, to be saved by rank 0.

@@ -146,6 +146,6 @@ def _told(reasons: dict[int, str]) -> str:
 
 def _elsewhere(strategy: Strategy, reasons: dict[int, str]) -> RankFailure:
     return RankFailure(
-        f"Mode {strategy.mode.value} could not be set up. {_told(reasons)}",
+        f"Mode {strategy.mode.value} could not be set up ({_told(reasons)}).",
         remedy="Use another distributed.mode.",
     )

@@ -33,7 +33,7 @@ def roll_back(session: Session) -> int | None:
         return None
     progress = session.progress
     here = replace(progress)
-    checkpoint.load_weights(session.model)
+    session.strategy.load_weights(load_file(checkpoint.weights_path))
     session.state.load_state_dict(checkpoint.load_state())
     progress.skipped += here.step - checkpoint.step
     progress.step, progress.samples, progress.cursor = here.step, here.samples, here.cursor

@@ -11,7 +11,6 @@ from drumline.training.stability.non_finite import NonFiniteWatcher
 from drumline.training.stability.policies import Policies
 from drumline.training.stability.replicas import ReplicaWatcher
 from drumline.training.stability.spikes import SpikeGuard
-from drumline.training.stability.tensors import is_sharded
 from drumline.training.stability.updates import UpdateWatcher
 from drumline.training.state import Stateful
 
@@ -71,11 +70,6 @@ class Stability:
                 part.load_state_dict(state[name])
 
     def _check(self, session: Session) -> None:
-        if "rollback" in self.config.policies.values() and is_sharded(session.model):
-            raise BadInput(
-                "A policy of stability is rollback, which a model in shards cannot do yet.",
-                remedy="Choose another policy, or mode distributed.",
-            )
         for name in ("loss_spike", "gradient_growth"):
             policy = self.config.policies[name]
             if policy in _BEFORE_THE_UPDATE and not session.step.gated:
