@@ -78,7 +78,8 @@ SRUN = """#!/usr/bin/env bash
 # Stands in for Slurm: two tasks of one node, with the variables that Slurm gives them.
 shift  # --kill-on-bad-exit=1
 for rank in 0 1; do
-  SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" &
+  SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2 \\
+    SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" &
   tasks[rank]=$!
 done
 worst=0

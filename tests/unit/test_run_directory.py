@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,22 @@ def test_find_runs_gives_the_newest_first_and_nothing_else(tmp_path: Path) -> No
     (tmp_path / "no-run").mkdir()
     assert [run.path.name for run in find_runs(tmp_path)] == ["new", "old"]
     assert find_runs(tmp_path / "absent") == []
+
+
+def test_a_directory_is_held_by_one_process_and_let_go_when_that_is_killed(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    program = (
+        "import sys, time; from pathlib import Path; from drumline.run_directory import *\n"
+        "with RunDirectory(Path(sys.argv[1])).held(): print('held', flush=True); time.sleep(600)"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", program, run.path], stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    with pytest.raises(RunDirectoryError, match=f"in use by process {other.pid}"), run.held():
+        raise AssertionError("two hold it")
+    other.kill()
+    other.wait()
+    with run.held():
+        pass

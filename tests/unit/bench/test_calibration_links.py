@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from planning.speed_by_hand import MB, link, profile
 
@@ -45,9 +47,10 @@ def test_rare_hiccups_do_not_count() -> None:
     assert trimmed_mean([2.0] * 9 + [1.0] * 9 + [100.0, 0.0]) == pytest.approx(1.5)
 
 
-def test_simulated_devices_cannot_be_timed() -> None:
+def test_simulated_devices_cannot_be_timed(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.zeros((40, 8), dtype=np.float32))
     device = Device("SIM-1", 0, "simulated-cuda", name="Abacus (simulated)", simulated=True)
-    task = {"name": "sae", "activations": __file__}
+    task = {"name": "sae", "activations": str(tmp_path / "rows.npy")}
     config = parse_config({"steps": 1, "global_batch": 8, "task": task})
     with pytest.raises(BadInput, match="nothing can be timed on it"):
         calibrate(config, [1], Machine(Host("here"), (device,)))

@@ -109,7 +109,7 @@ def _rows(found: Found) -> int:
 
 
 def _refuse_missing(path: Path) -> None:
-    if not path.exists():
+    if not str(path).startswith("builtin:") and not path.exists():
         raise BadInput(
             f"There is no file or folder {path}.",
             remedy="Check the paths in task.explained_loss.",
