@@ -59,11 +59,11 @@ def load_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[s
         place[name]: {k: _piece(v, parameters[place[name]]) for k, v in entries.items()}
         for name, entries in state["state"].items()
     }
-    present = optimizer.state_dict()["param_groups"]
-    groups = [
-        {**theirs, "params": mine["params"]}  # torch goes by position here
-        for theirs, mine in zip(state["param_groups"], present, strict=True)
-    ]
+    groups, start = [], 0
+    for theirs, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        end = start + len(mine["params"])
+        groups.append({**theirs, "params": list(range(start, end))})  # torch goes by position
+        start = end
     optimizer.load_state_dict({"state": pieces, "param_groups": groups})
 
 

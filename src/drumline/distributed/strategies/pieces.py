@@ -36,7 +36,11 @@ def whole(value: Any, *, keep: bool = True) -> Any:
     if piece.device.type != mesh.device_type:  # offloaded: the mesh cannot talk from there
         value = _assembled(piece.to(mesh.device_type), value)
     full = value.full_tensor()
-    return full.cpu() if keep else None
+    if not keep:
+        return None
+    if full.untyped_storage().nbytes() != full.nbytes:  # padded to equal pieces
+        full = full.clone(memory_format=torch.contiguous_format)
+    return full.cpu()
 
 
 @torch.no_grad()

@@ -127,10 +127,6 @@ class Sharded(Strategy):
             if isinstance(part, FSDPModule):
                 part.set_gradient_divide_factor(1.0)
                 part.set_force_sum_reduction_for_comms(True)
-        if self.config.find_unused_parameters:
-            setter = getattr(self.model, "set_reduce_scatter_unused_params", None)
-            if setter is not None:  # torch 2.13; before, ranks must use the same parameters
-                setter(True)
 
     def _send_from_rank_zero(self, model: nn.Module) -> None:
         """Make a model that was given ready equal on all ranks, as DDP does."""
