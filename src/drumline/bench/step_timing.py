@@ -23,8 +23,10 @@ from drumline.training.source import Cursor, StepBatch
 WARM_UP_STEPS = 5
 LEAST_STEPS = 6
 MOST_STEPS = 200
-BLOCK = 8
-"""Steps whose mean is one value: where a step waits for reading, long and short ones alternate."""
+BLOCKS = 5
+"""Parts of a series whose means are compared: long, as what a run takes is a mean over many steps,
+of which some wait for reading and some do not; several, so that a rare hiccup does not count.
+"""
 _REPEATS = 3
 
 
@@ -54,9 +56,9 @@ def time_session(session: Session, budget_s: float) -> SharePoint:
     )
 
 
-def steady(times: Sequence[float], block: int = BLOCK) -> float:
-    """Median over blocks of consecutive steps of their mean; shorter blocks if there are few."""
-    block = max(1, min(block, len(times) // 3))
+def steady(times: Sequence[float]) -> float:
+    """Median over `BLOCKS` parts of a series of their mean."""
+    block = max(1, len(times) // BLOCKS)
     blocks = [times[at : at + block] for at in range(0, len(times) - block + 1, block)]
     return statistics.median(statistics.fmean(some) for some in blocks)
 
