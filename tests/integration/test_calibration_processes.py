@@ -31,12 +31,13 @@ def config(folder: Path, rows: np.ndarray) -> RunConfig:
 def test_steps_and_links_are_timed_on_real_processes(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).standard_normal((1000, WIDTH)).astype(np.float32)
     given = config(tmp_path, rows)
-    speed = calibrate(given, [1, 2, 4], MACHINE, budget_s=0.05)
+    speed = calibrate(given, [1, 2, 4], MACHINE, budget_s=0.05, whole=True)
     timed = speed.calibration
-    assert [point.samples for point in timed.points("none")] == [16, 32, 64]
+    assert [point.samples for point in timed.points("none")] == [64]
     assert [point.samples for point in timed.points("distributed")] == [16, 32]
     for point in (*timed.none, *timed.distributed):
-        assert 0 < point.data_s < point.step_s
+        assert point.data_s > 0
+        assert point.compute_s is not None and point.compute_s > 0
         assert len(point.remaining_s) == 4
         assert min(point.remaining_s) == 0.0
     assert timed.steps == 2 * 15  # 900 rows to train on, in steps of 64 with a short one at the end
@@ -44,7 +45,9 @@ def test_steps_and_links_are_timed_on_real_processes(tmp_path: Path) -> None:
     assert timed.exchange.blocking_bytes[0] == 4
     assert [entry.world_size for entry in speed.profile.all_reduce] == [2]  # two cores: no 4
     assert speed.controls[2].every_steps == given.logging.every_steps
-    assert timed.slowdown[4] == pytest.approx(2 * timed.slowdown[2])
+    assert timed.beside[2].alone.samples == timed.beside[2].beside.samples == 32
+    assert timed.beside[4].beside.step_s == pytest.approx(2 * timed.beside[2].beside.step_s)
+    assert timed.whole is not None and timed.whole.step_s > 0
     found = estimate(given, [1, 2, 4], speed, PriceList())
     assert all(row.step_s > 0 for row in found.rows)
     assert found.rows[0].step_s == pytest.approx(timed.points("none")[-1].step_s)
@@ -62,7 +65,7 @@ def test_steps_and_links_are_timed_on_gpus(tmp_path: Path) -> None:
     for point in (*speed.calibration.none, *speed.calibration.distributed):
         assert len(point.remaining_s) == 4
         assert 0 <= max(point.remaining_s) < point.step_s
-    assert speed.calibration.slowdown == {}
+    assert set(speed.calibration.beside) == {there} - {1}
     assert speed.profile.links(2)[0] is not None or there == 1
 
 

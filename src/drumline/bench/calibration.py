@@ -2,8 +2,9 @@
 
 The ranks' side is `timed_steps`. Shares are timed as they would fall to a rank on each number of
 devices, so that a prediction needs no law of how time grows with samples. The links are those of
-the devices that are there; for more devices than that a profile's links stand in, or those of the
-largest number that could be measured.
+the devices that are there, and so is how devices that work at once slow each other's reading down;
+for more devices than that a profile's links stand in, or those of the largest number that could be
+measured.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -26,13 +27,13 @@ from drumline.planning.devices import PlannedDevice, choose_devices
 from drumline.planning.plan import Plan, spread
 from drumline.planning.profile import AllReduce, DeviceProfile, find_profile
 from drumline.planning.speed import CalibratedSpeed, Control
-from drumline.planning.workload import Calibration
+from drumline.planning.timed_shares import Beside, Calibration
 from drumline.run_directory import RunDirectory
 
 _KINDS: dict[str, Literal["cuda", "rocm", "cpu"]] = {"cpu": "cpu", "rocm": "rocm"}
 
 BUDGET_S = 1.0
-"""Time for the steps of each share, after the warm-up."""
+"""Time for the whole steps of each share; reading and computing alone take as long once more."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def calibrate(
     *,
     profile: DeviceProfile | None = None,
     budget_s: float = BUDGET_S,
+    whole: bool = False,
 ) -> CalibratedSpeed:
     """Time a config on one device of this machine, and its links.
 
@@ -64,7 +66,8 @@ def calibrate(
         counts: Numbers of devices that will be asked about.
         machine: What is there.
         profile: Links for numbers of devices that are not there; by default the device's own.
-        budget_s: Seconds for the steps of each share.
+        budget_s: Seconds for the whole steps of each share.
+        whole: Also take real steps on all devices together, to compare predictions with.
 
     Raises:
         BadInput: If the config names no task, or cannot be shared by so many devices.
@@ -79,16 +82,38 @@ def calibrate(
     shares = {count: max(_equal(config, count)) for count in sorted({1, *counts})}
     alone = _alone(ground, shares)
     several = [count for count in shares if 1 < count <= len(devices)]
-    together = _together(ground, several, shares, alone["exchange"]) if several else {}
-    calibration = Calibration.from_dict(
-        {
-            **alone,
-            "kind": devices[0].kind,
-            "slowdown": _slowdown(alone, together, shares, len(devices)),
-        }
-    )
+    together = _together(ground, several, shares, alone["exchange"], whole) if several else {}
+    timed = {**alone, "kind": devices[0].kind, "beside": {}, **_kept(together)}
+    calibration = Calibration.from_dict(timed)
+    company = company_of(calibration.beside, tuple(shares), shared_cores=ground.on_cpu)
+    calibration = replace(calibration, beside=company)
     described = _described(calibration, together, profile)
     return CalibratedSpeed(calibration, described, _controls(together, config))
+
+
+def _kept(together: dict[str, Any]) -> dict[str, Any]:
+    return {key: together[key] for key in ("beside", "whole") if key in together}
+
+
+def company_of(
+    beside: Mapping[int, Beside], counts: Sequence[int], *, shared_cores: bool
+) -> dict[int, Beside]:
+    """What was timed side by side, for each number of devices; the largest stands in for more.
+
+    Args:
+        beside: As timed.
+        counts: Numbers of devices that are asked about.
+        shared_cores: Whether more devices share what cores there are, as processes on the CPU do.
+    """
+    if not beside:
+        return {}
+    largest = max(beside)
+    beyond = {
+        count: beside[largest].times(count / largest if shared_cores else 1.0)
+        for count in counts
+        if count > largest
+    }
+    return {**beside, **beyond}
 
 
 def _described(
@@ -130,15 +155,11 @@ def _devices(config: RunConfig, machine: Machine, most: int) -> tuple[PlannedDev
 
 
 def _alone(ground: Ground, shares: dict[int, int]) -> dict[str, Any]:
-    """Steps on one device: the whole batch in mode none, each share under DDP. On the CPU mode
-    none also with each share, to compare with ranks that work beside each other.
-    """
-    series = []
-    for count, share in shares.items():
-        if count == 1 or ground.on_cpu:
-            series.append({"mode": "none", "share": share, "devices": count})
-        if count > 1:
-            series.append({"mode": "distributed", "share": share, "devices": count})
+    """Steps on one device: the whole batch in mode none, each share under DDP."""
+    series = [
+        {"mode": "none" if count == 1 else "distributed", "share": share, "devices": count}
+        for count, share in shares.items()
+    ]
     payload = {
         "config": ground.config.model_dump(mode="json"),
         "series": series,
@@ -148,7 +169,11 @@ def _alone(ground: Ground, shares: dict[int, int]) -> dict[str, Any]:
 
 
 def _together(
-    ground: Ground, several: Sequence[int], shares: dict[int, int], exchange: dict[str, Any]
+    ground: Ground,
+    several: Sequence[int],
+    shares: dict[int, int],
+    exchange: dict[str, Any],
+    whole: bool,
 ) -> dict[str, Any]:
     payload = {
         "config": ground.config.model_dump(mode="json"),
@@ -156,6 +181,7 @@ def _together(
         "shares": {str(count): shares[count] for count in several},
         "gradient_bytes": exchange["gradient_bytes"],
         "budget_s": ground.budget_s,
+        "whole": whole,
     }
     return _call(ground, max(several), timed_steps.time_together.__name__, payload)
 
@@ -190,24 +216,6 @@ def _equal(config: RunConfig, count: int) -> tuple[int, ...]:
     if distributed.shares is not None and len(distributed.shares) != count:
         distributed = distributed.model_copy(update={"shares": None})
     return spread(config.model_copy(update={"distributed": distributed}), count)
-
-
-def _slowdown(
-    alone: dict[str, Any], together: dict[str, Any], shares: dict[int, int], there: int
-) -> dict[int, float]:
-    """By how much CPU processes slow each other down; more processes than were tried share the
-    cores that there are.
-    """
-    by_share = {point["samples"]: point["step_s"] for point in alone["none"]}
-    found = {
-        int(count): max(1.0, seconds / by_share[shares[int(count)]])
-        for count, seconds in together.get("together", {}).items()
-    }
-    if not found:
-        return {}
-    largest = max(found)
-    beyond = {c: found[largest] * c / largest for c in shares if c > max(largest, there)}
-    return {**found, **beyond}
 
 
 def links_of(together: dict[str, Any], gradient_bytes: Sequence[int], name: str) -> list[AllReduce]:

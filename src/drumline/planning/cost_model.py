@@ -7,6 +7,8 @@ The time of a step is the work of the rank with the largest share, plus what it 
   the other, while the backward goes on; only what is sent after the backward's end costs time, at
   the least the last bucket (Li et al. 2020, arXiv 2006.15704). On the CPU nothing is hidden.
 - Small sums that a step waits for, each a latency more.
+- Reading samples, which runs beside all of that as far as it did when it was timed: a step takes
+  the longer of the two, so that exchanges are free where devices wait for samples anyway.
 - The control plane: a vote beside the step costs what is longer than the step; metrics are
   gathered every so many steps.
 
@@ -22,7 +24,7 @@ from typing import Any
 
 from drumline.planning.profile import AllReduce
 from drumline.planning.quantities import data, data_rate, span
-from drumline.planning.speed import Part, Speed
+from drumline.planning.speed import Part, Speed, Work
 from drumline.planning.workload import Exchange
 
 WORTH = 0.05
@@ -65,17 +67,19 @@ def predict(speed: Speed, mode: str, shares: Sequence[int], micro_batch: int) ->
     size = len(shares)
     work = speed.work(mode, max(shares), micro_batch, size)
     if size == 1:
-        return Candidate(mode, 1, tuple(shares), work.seconds, work.parts)
+        parts = (*work.parts, *_reading(work, 0.0))
+        return Candidate(mode, 1, tuple(shares), _sum(parts), parts)
     link, note = speed.links(size)
     if mode == "dataparallel":
-        parts = (*work.parts, _scatter_gather(speed.exchange, link, size))
+        weights = _scatter_gather(speed.exchange, link, size)
+        parts = (*work.parts, weights, *_reading(work, weights.seconds))
         return Candidate(
             mode, size, tuple(shares), _sum(parts), parts, False, "offered, never chosen by auto"
         )
     sent = _gradients(speed, link, size, work.remaining_s)
     waited = _blocking(speed.exchange, link, size)
-    so_far = work.seconds + sent.seconds + waited.seconds
-    parts = (*work.parts, sent, waited, *_control(speed, size, so_far))
+    step = (*work.parts, sent, waited, *_reading(work, sent.seconds + waited.seconds))
+    parts = (*step, *_control(speed, size, _sum(step)))
     return Candidate(mode, size, tuple(shares), _sum(parts), parts, note=note)
 
 
@@ -156,6 +160,19 @@ def _blocking(exchange: Exchange, link: AllReduce | None, size: int) -> Part:
         f"for: {span(seconds)}"
     )
     return Part("sums", seconds, line)
+
+
+def _reading(work: Work, exchanged_s: float) -> tuple[Part, ...]:
+    """What reading samples adds to a step that also exchanges for `exchanged_s`."""
+    if work.pipeline is None:
+        return ()
+    pipeline, busy_s = work.pipeline, work.seconds + exchanged_s
+    added = pipeline.step_s(exchanged_s) - busy_s
+    line = (
+        f"{span(pipeline.data_s)} to read the samples beside {span(busy_s)} of all that is above; "
+        f"{pipeline.hidden:.0%} of the shorter is hidden: {span(max(0.0, added))} more"
+    )
+    return (Part("data", max(0.0, added), line),)
 
 
 def _control(speed: Speed, size: int, step_s: float) -> tuple[Part, ...]:

@@ -10,7 +10,8 @@ from drumline.config import Precision
 from drumline.planning.profile import AllReduce, DeviceProfile, Figure
 from drumline.planning.quantities import data, data_rate, flop, flop_rate, span
 from drumline.planning.shares import cut_micro_batches
-from drumline.planning.workload import Calibration, Exchange, Workload, fit_line, time_at
+from drumline.planning.timed_shares import Calibration, Pipeline, pipeline_at
+from drumline.planning.workload import Exchange, Workload
 
 BACKWARD = 2 / 3
 """The backward's part of forward plus backward: two matrix products for each of the forward's."""
@@ -27,14 +28,21 @@ class Part:
 
 @dataclass(frozen=True)
 class Work:
-    """A device's own work in a step. `remaining_s` is as in `SharePoint`."""
+    """A device's own work in a step.
+
+    Attributes:
+        parts: What it computes.
+        remaining_s: As in `SharePoint`.
+        pipeline: How reading the samples runs beside that; None where it is among the parts.
+    """
 
     parts: tuple[Part, ...]
     remaining_s: tuple[float, ...]
+    pipeline: Pipeline | None = None
 
     @property
     def seconds(self) -> float:
-        """The whole of it."""
+        """All parts."""
         return sum(part.seconds for part in self.parts)
 
 
@@ -139,24 +147,20 @@ class CalibratedSpeed:
         return () if known else ("the links",)
 
     def work(self, mode: str, share: int, micro_batch: int, devices: int) -> Work:
-        """Between the timed shares on a line, times how much devices slow each other down."""
+        """As timed, or between the timed shares on a line; slower beside other devices."""
         del micro_batch  # timed with it
         points = self.calibration.points(mode)
-        alone = time_at(points, share)
-        slower = self.calibration.slowdown.get(devices, 1.0)
+        alone = pipeline_at(points, share)
+        company = self.calibration.beside.get(devices)
+        pipeline = alone if company is None else company.slows(alone)
         near = min(points, key=lambda point: abs(point.samples - share))
-        scale = alone / near.step_s if near.step_s else 1.0
-        measured = any(point.samples == share for point in points)
-        intercept, slope = fit_line(points)
-        how = "timed" if measured else "on the line between timed shares"
-        line = (
-            f"{share:,} samples: {span(alone)} a step, {how} "
-            f"(fit: {span(intercept)} + {span(slope)} × samples)"
-        )
-        if slower != 1.0:
-            line += f"; × {slower:.2f} with {devices} at once = {span(alone * slower)}"
+        scale = alone.compute_s / near.pipeline().compute_s if near.step_s else 1.0
+        how = "timed" if near.samples == share else "on the line between timed shares"
+        line = f"{share:,} samples: {span(alone.compute_s)}, {how} with the samples at hand"
+        if company is not None:
+            line += f"; {span(pipeline.compute_s)} while {devices} work at once"
         remaining = tuple(seconds * scale for seconds in near.remaining_s)
-        return Work((Part("work", alone * slower, line),), remaining)
+        return Work((Part("compute", pipeline.compute_s, line),), remaining, pipeline)
 
     def links(self, world_size: int) -> tuple[AllReduce | None, str]:
         """Of the profile."""

@@ -1,12 +1,12 @@
 """What one training step costs, apart from the device it runs on.
 
-A `Workload` is counted from a trace of the task and needs a `DeviceProfile` to become a time. A
-`Calibration` holds steps that were really timed on a device. Both say what ranks have to exchange.
+A `Workload` is counted from a trace of the task and needs a `DeviceProfile` to become a time; steps
+that were timed are in `timed_shares`. Both say what ranks have to exchange.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -87,108 +87,8 @@ class Workload:
         return cls(**{**values, "exchange": exchange_from_dict(values["exchange"])})
 
 
-@dataclass(frozen=True)
-class SharePoint:
-    """Steps timed on one device with one share of the global batch.
-
-    Attributes:
-        samples: The share.
-        step_s: Median time of a whole step, data loading in it.
-        data_s: Of that, the time in which the data was fetched.
-        remaining_s: For each gradient of the exchange, how long the backward still ran once it was
-            there: the time that sending it can hide in.
-    """
-
-    samples: int
-    step_s: float
-    data_s: float = 0.0
-    remaining_s: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Real steps of a config on one device, by mode.
-
-    `distributed` points come from DDP with a single rank: they hold all that DDP costs a rank
-    apart from waiting for others. `slowdown` is by how much a device gets slower when others of
-    the machine work, too, by number of devices: 1 where each is a device of its own.
-    """
-
-    device: str
-    kind: str
-    none: tuple[SharePoint, ...]
-    distributed: tuple[SharePoint, ...]
-    exchange: Exchange
-    steps: int
-    slowdown: Mapping[int, float]
-
-    def points(self, mode: str) -> tuple[SharePoint, ...]:
-        """The points of a mode, or of the other if it has none; ascending by samples."""
-        chosen = self.none if mode == "none" else self.distributed
-        return tuple(sorted(chosen or self.none or self.distributed, key=lambda p: p.samples))
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
-        """The plain data of a calibration, after a way through JSON."""
-        made = dict(values)
-        for mode in ("none", "distributed"):
-            made[mode] = tuple(
-                SharePoint(**{**point, "remaining_s": tuple(point["remaining_s"])})
-                for point in values[mode]
-            )
-        made["exchange"] = exchange_from_dict(values["exchange"])
-        made["slowdown"] = {int(key): float(value) for key, value in values["slowdown"].items()}
-        return cls(**made)
-
-
 def exchange_from_dict(values: Mapping[str, Any]) -> Exchange:
     """The plain data of an exchange, after a way through JSON."""
     return Exchange(
         tuple(values["gradient_bytes"]), tuple(values["blocking_bytes"]), values["bucket_bytes"]
     )
-
-
-def fit_line(points: Sequence[SharePoint]) -> tuple[float, float]:
-    """(a, b) of time = a + b * samples by least squares, neither below 0.
-
-    Raises:
-        ValueError: If there are no points.
-    """
-    if not points:
-        raise ValueError("there are no points to fit")
-    count = len(points)
-    mean_x = sum(p.samples for p in points) / count
-    mean_y = sum(p.step_s for p in points) / count
-    spread = sum((p.samples - mean_x) ** 2 for p in points)
-    if spread == 0:
-        return 0.0, mean_y / mean_x
-    slope = sum((p.samples - mean_x) * (p.step_s - mean_y) for p in points) / spread
-    if slope <= 0:
-        return mean_y, 0.0
-    intercept = mean_y - slope * mean_x
-    if intercept >= 0:
-        return intercept, slope
-    return 0.0, sum(p.samples * p.step_s for p in points) / sum(p.samples**2 for p in points)
-
-
-def time_at(points: Sequence[SharePoint], samples: int) -> float:
-    """Time of a step with `samples`: on a line between the two points around it.
-
-    A smaller share is never slower than a larger one, whatever the noise said; beyond the points
-    the fitted line's slope goes on. Below the smallest point that slope is scaled, so that the
-    time cannot become negative.
-    """
-    ordered = sorted(points, key=lambda p: p.samples)
-    times = [p.step_s for p in ordered]
-    for place in range(len(times) - 2, -1, -1):
-        times[place] = min(times[place], times[place + 1])
-    if samples <= ordered[0].samples:
-        intercept, slope = fit_line(ordered)
-        modelled = intercept + slope * ordered[0].samples
-        return times[0] * (intercept + slope * samples) / modelled if modelled else times[0]
-    for place in range(1, len(ordered)):
-        left, right = ordered[place - 1].samples, ordered[place].samples
-        if samples <= right:
-            part = (samples - left) / (right - left) if right > left else 1.0
-            return times[place - 1] + part * (times[place] - times[place - 1])
-    return times[-1] + fit_line(ordered)[1] * (samples - ordered[-1].samples)

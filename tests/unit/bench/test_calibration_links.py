@@ -10,7 +10,7 @@ import pytest
 from planning.speed_by_hand import MB, link, profile
 
 from drumline.bench.calibration import calibrate, links_of, with_stand_ins
-from drumline.bench.timed_steps import trimmed_mean
+from drumline.bench.step_timing import steady
 from drumline.config import parse_config
 from drumline.errors import BadInput
 from drumline.hardware import Device, Host, Machine
@@ -44,7 +44,17 @@ def test_measured_links_come_before_a_profile_and_long_before_a_datasheet() -> N
 
 
 def test_rare_hiccups_do_not_count() -> None:
-    assert trimmed_mean([2.0] * 9 + [1.0] * 9 + [100.0, 0.0]) == pytest.approx(1.5)
+    assert steady([2.0] * 8 + [100.0] + [2.0] * 23) == pytest.approx(2.0)
+
+
+def test_long_and_short_steps_that_alternate_count_as_their_mean() -> None:
+    assert steady([1.0, 5.0] * 16) == pytest.approx(3.0)
+    assert steady([1.0, 5.0, 1.0, 5.0, 1.0, 5.0]) == pytest.approx(3.0)
+
+
+def test_a_few_steps_are_enough() -> None:
+    assert steady([2.0]) == 2.0
+    assert steady([1.0, 2.0, 9.0]) == 2.0
 
 
 def test_simulated_devices_cannot_be_timed(tmp_path: Path) -> None:

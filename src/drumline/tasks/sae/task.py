@@ -84,6 +84,8 @@ class SAETask(Task):
         order = SampleOrder(len(self.rows), self.seed)
         epoch_end = self.setup_info.config.epoch_end
         pin = self.world.device.type == "cuda"
+        if pin:
+            self.rows.pin()  # so that the loader need not copy what was read
         return MapSource(self.rows, order, epoch_end=epoch_end, collated=True, pin_memory=pin)
 
     def initialise(self, model: nn.Module) -> None:

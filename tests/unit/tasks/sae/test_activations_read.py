@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
-from drumline.tasks.sae.activations import open_activations
+from drumline.tasks.sae.activations import activation_set, open_activations
 
 
 def rows_of(count: int, width: int = 6, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -127,3 +127,27 @@ def test_importing_and_describing_needs_no_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True
     )
     assert printed.stdout.split() == ["3", "False"]
+
+
+def test_more_rows_than_are_copied_at_once_come_in_the_order_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activation_set, "SCRATCH_BYTES", 3 * 6 * 4)  # three rows
+    parts = [rows_of(40), rows_of(1), rows_of(30)]
+    for number, part in enumerate(parts):
+        np.save(tmp_path / f"part{number}.npy", part.numpy())
+    found, whole = open_activations(tmp_path), torch.cat(parts)
+    numbers = torch.randint(0, 71, (200,), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(found.__getitems__(numbers.tolist()), whole[numbers])
+    assert found.__getitems__([]).shape == (0, 6)
+
+
+def test_rows_are_read_into_the_memory_that_is_given(tmp_path: Path) -> None:
+    """As they are into page-locked memory, which torch gives again and again."""
+    rows = rows_of(9, dtype=torch.bfloat16)
+    save_file({"acts": rows}, tmp_path / "acts.safetensors")
+    found = open_activations(tmp_path)
+    found.pinned = torch.cuda.is_available()
+    read = found.__getitems__([3, 8, 0])
+    assert torch.equal(read, rows[[3, 8, 0]])
+    assert read.is_pinned() == torch.cuda.is_available()

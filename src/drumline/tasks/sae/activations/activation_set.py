@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,9 @@ from drumline.tasks.sae.activations.detect import find_activations
 
 if TYPE_CHECKING:
     import torch
+
+SCRATCH_BYTES = 2**20
+"""Rows copied at once from a map to their places: small enough to stay in a processor's cache."""
 
 
 def open_activations(path: Path, *, name: str | None = None, verify: bool = False) -> ActivationSet:
@@ -37,6 +40,10 @@ class ActivationSet:
 
     Can be pickled: maps are opened in the process that reads. No row is checked until it is
     fetched; a fetched row is.
+
+    Attributes:
+        pinned: Whether rows are read into page-locked memory, which a GPU copies by itself. In a
+            loader's worker process it does not count: there the GPU is out of reach.
     """
 
     def __init__(self, path: Path, found: Found) -> None:
@@ -48,6 +55,7 @@ class ActivationSet:
         self.dtype_name = found.blocks[0].dtype
         self._ends = np.cumsum([block.rows for block in found.blocks])
         self._rows: dict[int, NDArray[Any]] = {}
+        self.pinned = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -76,9 +84,9 @@ class ActivationSet:
         asked = np.asarray(numbers, dtype=np.int64).reshape(-1)
         if asked.size and not 0 <= asked.min() <= asked.max() < len(self):
             raise IndexError(f"rows {asked.min()}..{asked.max()} are not within 0..{len(self) - 1}")
-        rows = torch.from_numpy(self._gather(asked))
-        if self.dtype_name == "bfloat16":
-            rows = rows.view(torch.bfloat16)
+        rows = self._empty(asked.size)
+        stored = rows.view(torch.int16) if self.dtype_name == "bfloat16" else rows
+        self._gather(asked, stored.numpy())
         # A sum shows any bad row cheaply; only then is each row looked at.
         if asked.size and not bool(rows.sum(dtype=torch.float32).isfinite()):
             self._refuse_non_finite(rows, asked)
@@ -96,17 +104,44 @@ class ActivationSet:
             **self.facts,
         }
 
-    def _gather(self, asked: NDArray[np.int64]) -> NDArray[Any]:
-        """Copy rows out of the maps in the order they lie on disk, into the order asked for."""
-        gathered = np.empty((asked.size, self.width), NUMPY_TYPES[self.dtype_name])
+    def _empty(self, count: int) -> torch.Tensor:
+        """Memory for rows. torch keeps page-locked memory and gives it again, so that it is not
+        asked from the system for each batch; numpy asks for large pages where it can.
+        """
+        import torch
+        from torch.utils.data import get_worker_info
+
+        shape = (count, self.width)
+        if self.pinned and get_worker_info() is None:
+            return torch.empty(shape, dtype=self.dtype, pin_memory=True)
+        rows = torch.from_numpy(np.empty(shape, NUMPY_TYPES[self.dtype_name]))
+        return rows.view(self.dtype)
+
+    def _gather(self, asked: NDArray[np.int64], rows: NDArray[Any]) -> None:
+        """Copy rows out of the maps, straight to their places, or block by block if several hold
+        them. Every number is within its block: "clip" only spares numpy a copy of what it takes.
+        """
+        if not asked.size:
+            return
+        owners = np.searchsorted(self._ends, asked, side="right")
+        if owners.min() == owners.max():
+            number = int(owners[0])
+            np.take(self._map(number), asked - self._first(number), axis=0, out=rows, mode="clip")
+            return
+        few = max(1, SCRATCH_BYTES // (self.width * rows.itemsize))
+        scratch = np.empty((min(few, asked.size), self.width), rows.dtype)
         order = np.argsort(asked, kind="stable")
-        ordered = asked[order]
-        owners = np.searchsorted(self._ends, ordered, side="right")
-        for number in np.unique(owners):
-            low, high = np.searchsorted(owners, [number, number + 1])
-            first = self._ends[number] - self._blocks[number].rows
-            gathered[order[low:high]] = self._map(int(number))[ordered[low:high] - first]
-        return gathered
+        for number, places in _by_owner(owners, order):
+            for start in range(0, len(places), few):
+                some = places[start : start + few]
+                taken = scratch[: len(some)]
+                local = asked[some] - self._first(number)
+                np.take(self._map(number), local, axis=0, out=taken, mode="clip")
+                rows[some] = taken
+
+    def _first(self, number: int) -> int:
+        """Which row of the set the first of a block is."""
+        return int(self._ends[number]) - self._blocks[number].rows
 
     def _map(self, number: int) -> NDArray[Any]:
         """The rows of one block as an array over the file."""
@@ -133,6 +168,14 @@ class ActivationSet:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rows": {}}
+
+
+def _by_owner(
+    owners: NDArray[np.int64], order: NDArray[np.int64]
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Each block that is asked for, with the places of its rows in the order they lie on disk."""
+    numbers, starts = np.unique(owners[order], return_index=True)
+    yield from zip(numbers.tolist(), np.split(order, starts[1:]), strict=True)
 
 
 def _open_block(block: Block) -> NDArray[Any]:
