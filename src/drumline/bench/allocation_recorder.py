@@ -69,10 +69,10 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result, selects = without_values(func, args, kwargs, self.selected)
         if selects:
             self.selections.add(selects)
-        made = [] if not self._kernels else self._start_kernel(func, args, kwargs, result)
-        for leaf in tree_leaves(result):
+        for leaf in tree_leaves(result):  # kernels are given their results to fill
             if isinstance(leaf, Tensor):
                 self.see(leaf)
+        made = [] if not self._kernels else self._start_kernel(func, args, kwargs, result)
         for number in made:
             self.events.append(-(number + 1))
         return result
