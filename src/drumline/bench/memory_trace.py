@@ -214,7 +214,7 @@ def _inner_first(module: nn.Module) -> Iterator[nn.Module]:
 
 def _tensors_of(owner: object, depth: int = 2) -> Iterator[Tensor]:
     for value in vars(owner).values() if hasattr(owner, "__dict__") else ():
-        if isinstance(value, Tensor):
+        if isinstance(value, FakeTensor):  # what is not fake is data, and stays on the host
             yield value
         elif depth and not isinstance(value, nn.Module | type):
             yield from _tensors_of(value, depth - 1)
