@@ -185,6 +185,19 @@ def _prepare(model: nn.Module, dtype: torch.dtype, fake: FakeTensorMode) -> None
                     if id(tensor) not in made:
                         made[id(tensor)] = _prepared(tensor, dtype, fake)
                     table[name] = made[id(tensor)]  # type: ignore[assignment]
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            _flatten(module)
+
+
+def _flatten(layer: nn.RNNBase) -> None:
+    """Make the weights of a recurrent layer views of one tensor, as cuDNN wants them."""
+    weights = list(layer._parameters.items())
+    flat = weights[0][1].new_empty(sum(weight.numel() for _, weight in weights))
+    parts = flat.detach().split([weight.numel() for _, weight in weights])
+    for (name, weight), part in zip(weights, parts, strict=True):
+        layer._parameters[name] = nn.Parameter(part.view(weight.shape), weight.requires_grad)
+    layer._init_flat_weights()  # type: ignore[no-untyped-call]
 
 
 def _prepared(tensor: Tensor, dtype: torch.dtype, fake: FakeTensorMode) -> Tensor:
@@ -198,8 +211,12 @@ def _prepared(tensor: Tensor, dtype: torch.dtype, fake: FakeTensorMode) -> Tenso
 def _see_model(recorder: AllocationRecorder, model: nn.Module, task: Task) -> None:
     """Weights and buffers in the order in which `to` moves them, then the task's own tensors."""
     for module in _inner_first(model):
-        for parameter in module.parameters(recurse=False):
+        own = list(module.parameters(recurse=False))
+        if isinstance(module, nn.RNNBase):  # moved one by one, and then flattened
+            moved = [torch.empty(parameter.shape, dtype=parameter.dtype) for parameter in own]
+        for parameter in own:
             recorder.see(parameter, "parameters")
+        moved = []
         for buffer in module.buffers(recurse=False):
             recorder.see(buffer, "buffers")
     for tensor in _tensors_of(task):

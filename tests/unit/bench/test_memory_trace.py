@@ -321,6 +321,39 @@ def test_a_recurrent_layer_keeps_one_reserve(kind: Any) -> None:
     assert 4 * unit < used < 9 * unit
 
 
+@pytest.mark.parametrize(
+    ("autocast", "workspace", "reserve"),
+    [(False, 858_786_048, 671_088_896), (True, 433_588_480, 335_544_576)],
+)
+def test_an_lstm_takes_from_cudnn_what_an_h100_measured(
+    autocast: bool, workspace: int, reserve: int
+) -> None:
+    with FakeTensorMode(), cuda_operators():
+        layer = nn.LSTM(1024, 1024, batch_first=True)
+        entered = torch.empty(256, 128, 1024, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast), AllocationRecorder() as found:
+            out = layer(entered)[0]
+        assert out.dtype is (torch.float16 if autocast else torch.float32)  # also for bfloat16
+        with found:
+            out.sum().backward()
+            found.stop()
+    sizes = Counter(found.sizes)
+    assert (sizes[workspace], sizes[reserve]) == (3, 1)
+
+
+def test_the_weights_of_a_recurrent_layer_are_one_piece() -> None:
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch.unsqueeze(1))[0].sum(dim=(1, 2))
+
+    def build() -> nn.Module:
+        return nn.LSTM(WIDTH, 8)
+
+    trace = trace_own_model(build, Vectors(), loss, config_of(global_batch=4))
+    seen = zip(trace.sizes, trace.categories, strict=True)
+    flat = 4 * 8 * (WIDTH + 8 + 2) * FLOAT
+    assert [size for size, category in seen if category == "parameters"] == [flat]
+
+
 def test_the_first_bucket_of_ddp_is_small_and_the_rest_have_the_cap() -> None:
     trace = trace_mlp(1, world_size=2, distributed={"bucket_cap_mb": 0.05})
     buckets = [
