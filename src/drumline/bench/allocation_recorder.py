@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from drumline.bench.operator_memory import CONVOLUTIONS, Temporaries, temporaries, workspace
+from drumline.bench.operator_memory import CONVOLUTIONS, Temporaries, temporaries, workspaces
 from drumline.bench.value_dependent import without_values
 
 Operator = Callable[..., Any]
@@ -126,8 +126,7 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> list[int]:
         """Allocations of a kernel's own, which are freed after it."""
         self.convolutions |= func.overloadpacket in CONVOLUTIONS
-        name = workspace(func)
-        if name:
+        for name in workspaces(func):
             self._workspace(f"{name}:{self._thread()}")
         taken: Temporaries = temporaries(func, args, kwargs, result)
         return [self._allocate(size, "temporaries") for size in taken if size > 0]

@@ -45,12 +45,19 @@ MULTIPLIES = {
     aten._addmm_activation,
 }
 
+_WITH_BIAS = {aten.addmm, aten._addmm_activation}
+
 CONVOLUTIONS = {aten.convolution, aten.convolution_backward, aten.cudnn_convolution}
 
 
-def workspace(func: Any) -> str:
-    """Name of the workspace that an operator's library keeps once it was called; "" for none."""
-    return "cublas" if func.overloadpacket in MULTIPLIES else ""
+def workspaces(func: Any) -> tuple[str, ...]:
+    """Names of the workspaces that an operator's libraries keep once they were called.
+
+    A product with a bias goes through cuBLASLt, and the handle that it comes with is cuBLAS's.
+    """
+    if func.overloadpacket not in MULTIPLIES:
+        return ()
+    return ("cublas", "cublaslt") if func.overloadpacket in _WITH_BIAS else ("cublas",)
 
 
 def temporaries(
