@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from drumline.bench.operator_memory import CONVOLUTIONS, Temporaries, temporaries, workspace
+from drumline.bench.operator_memory import CONVOLUTIONS, Temporaries, temporaries, workspaces
 from drumline.bench.value_dependent import without_values
 
 Operator = Callable[..., Any]
@@ -69,10 +69,10 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result, selects = without_values(func, args, kwargs, self.selected)
         if selects:
             self.selections.add(selects)
-        made = [] if not self._kernels else self._start_kernel(func, args, kwargs, result)
-        for leaf in tree_leaves(result):
+        for leaf in tree_leaves(result):  # kernels are given their results to fill
             if isinstance(leaf, Tensor):
                 self.see(leaf)
+        made = [] if not self._kernels else self._start_kernel(func, args, kwargs, result)
         for number in made:
             self.events.append(-(number + 1))
         return result
@@ -126,8 +126,7 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> list[int]:
         """Allocations of a kernel's own, which are freed after it."""
         self.convolutions |= func.overloadpacket in CONVOLUTIONS
-        name = workspace(func)
-        if name:
+        for name in workspaces(func):
             self._workspace(f"{name}:{self._thread()}")
         taken: Temporaries = temporaries(func, args, kwargs, result)
         return [self._allocate(size, "temporaries") for size in taken if size > 0]

@@ -30,7 +30,9 @@ IN_FLOAT32 = (
     *("nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss"),
     *("mse_loss", "margin_ranking_loss", "soft_margin_loss", "triplet_margin_loss"),
     *("binary_cross_entropy_with_logits", "dist", "cdist", "renorm", "logsumexp", "norm.Scalar"),
-    *("norm.ScalarOpt_dim", "linalg_vector_norm", "linalg_matrix_norm"),
+    *("norm.ScalarOpt_dim", "linalg_vector_norm", "linalg_matrix_norm", "rms_norm", "pdist"),
+    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d"),
+    *("upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d"),
 )
 """Operators that torch.autocast("cuda") runs on inputs cast to float32 (ATen/autocast_mode.h)."""
 
@@ -38,6 +40,7 @@ GIVEN_FLOAT32 = ("prod", "prod.dim_int", "cumprod", "cumsum", "sum", "sum.dim_In
 """Those that it asks for a float32 result instead."""
 
 SOFTMAX = ("softmax.int", "log_softmax.int")
+_ON_CUDA = "AutocastCUDA"
 _REDUCED = (torch.float16, torch.bfloat16)
 _NO_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
@@ -57,6 +60,8 @@ def cuda_operators() -> Iterator[None]:
                 library.impl(name, _given_float32(_operator(name)), "AutocastCPU")  # type: ignore[no-untyped-call]
             for name in SOFTMAX:
                 library.impl(name, _softmax(_operator(name)), "AutocastCPU")  # type: ignore[no-untyped-call]
+            for name in _cast_on_cpus_only():
+                library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")  # type: ignore[no-untyped-call]
         yield
     finally:
         library._destroy()  # type: ignore[no-untyped-call]
@@ -77,6 +82,19 @@ _AUTOGRAD: dict[str, Callable[..., Any]] = {
     "gru.input": gru,
     "lstm_cell": lstm_cell,
 }
+
+
+def _cast_on_cpus_only() -> list[str]:
+    """Operators that autocast knows on the CPU and passes on CUDA: cross_entropy_loss, say, whose
+    log-softmax keeps halves on CUDA and only the loss itself is taken in float32.
+    """
+    known = torch._C._dispatch_has_kernel_for_dispatch_key
+    names = torch._C._dispatch_get_all_op_names()
+    return [
+        name.removeprefix("aten::")
+        for name in names
+        if name.startswith("aten::") and known(name, "AutocastCPU") and not known(name, _ON_CUDA)
+    ]
 
 
 def _operator(name: str) -> Any:

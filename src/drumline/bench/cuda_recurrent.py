@@ -1,22 +1,44 @@
 """What cuDNN's recurrent layers and torch's fused LSTM cell keep and take, without their values.
 
-cuDNN keeps one reserve for the backward instead of torch's many small tensors. Its size is not
-documented; the factors here come from measurements, see benchmarks/memory_estimate.
+cuDNN keeps one reserve for the backward instead of torch's many small tensors, and takes a
+workspace in each of its three calls. Neither size is documented. Those of an LSTM are as measured
+on an H100 with cuDNN 9.19 for one shape (128 steps, 256 sequences, width 1024 in and out) in both
+precisions; other shapes, several layers, two directions and GRUs are taken to follow the same law.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-LSTM_RESERVE = 6
-"""Values kept for each unit, step and direction: four gates, the cell, and its tanh."""
+LSTM_RESERVE = 5
+"""Values kept for each unit, step and direction: four gates and the cell."""
 
 GRU_RESERVE = 5
-"""Three gates, the candidate's recurrent part, and the state."""
+"""Three gates, the candidate's recurrent part, and the state. Not measured."""
+
+_IN_WORKSPACE = 2
+"""Values for each unit and step in a workspace, besides the gates."""
+
+_STATES_IN_WORKSPACE = 11
+_WORKSPACE_BYTES = 8 * 2**20 + 2304
+_RESERVE_BYTES = 256
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Of a recurrent layer's call: gates and values kept of each unit, layers times directions."""
+
+    gates: int
+    kept: int
+    layers: int
+    states: int
+    width: int
 
 
 def lstm(
@@ -32,9 +54,8 @@ def lstm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, last hidden state and last cell, as torch.lstm."""
     del has_biases, train
-    layers = num_layers * (2 if bidirectional else 1)
-    kept = LSTM_RESERVE * layers + (layers if dropout else 0)
-    out = _run(entered, hx, params, kept, bidirectional=bidirectional, batch_first=batch_first)
+    sizes = _sizes(hx[0], 4, LSTM_RESERVE, 2, num_layers, bidirectional=bidirectional)
+    out = _run(entered, hx, params, sizes, dropout=dropout, batch_first=batch_first)
     return out[0], out[1], out[2]
 
 
@@ -51,31 +72,47 @@ def gru(
 ) -> tuple[Tensor, Tensor]:
     """Output and last hidden state, as torch.gru."""
     del has_biases, train
-    layers = num_layers * (2 if bidirectional else 1)
-    kept = GRU_RESERVE * layers + (layers if dropout else 0)
-    out = _run(entered, [hx], params, kept, bidirectional=bidirectional, batch_first=batch_first)
+    sizes = _sizes(hx, 3, GRU_RESERVE, 1, num_layers, bidirectional=bidirectional)
+    out = _run(entered, [hx], params, sizes, dropout=dropout, batch_first=batch_first)
     return out[0], out[1]
+
+
+def _sizes(
+    state: Tensor, gates: int, kept: int, states: int, layers: int, *, bidirectional: bool
+) -> _Sizes:
+    directions = 2 if bidirectional else 1
+    return _Sizes(gates, kept, layers * directions, states, state.size(-1) * directions)
 
 
 def _run(
     entered: Tensor,
     states: list[Tensor],
     params: list[Tensor],
-    kept: int,
+    sizes: _Sizes,
     *,
-    bidirectional: bool,
+    dropout: float,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-        entered, *states = (tensor.to(dtype) for tensor in (entered, *states))
-        params = [parameter.to(dtype) for parameter in params]
+    flat = None
+    if torch.is_autocast_enabled("cpu"):  # to float16, also where bfloat16 was asked for
+        entered, *states = (tensor.to(torch.float16) for tensor in (entered, *states))
+        flat = entered.new_empty(sum(parameter.numel() for parameter in params))
     if batch_first:
         entered = entered.transpose(0, 1)
-    width = states[0].size(-1) * (2 if bidirectional else 1)
-    sizes = (width, kept, len(states))
-    out: tuple[Tensor, ...] = _CuDNN.apply(sizes, entered, *states, *params)  # type: ignore[no-untyped-call]
+    if dropout:
+        sizes = _Sizes(sizes.gates, sizes.kept + 1, sizes.layers, sizes.states, sizes.width)
+    out: tuple[Tensor, ...] = _CuDNN.apply(sizes, flat, entered, *states, *params)  # type: ignore[no-untyped-call]
     return (out[0].transpose(0, 1), *out[1:]) if batch_first else out
+
+
+def _workspace(entered: Tensor, units: int, sizes: _Sizes, params: Sequence[Tensor]) -> Tensor:
+    """What one call to cuDNN takes and gives back; it holds the matrices, too."""
+    time, batch, _ = entered.shape
+    each = time * batch * units * (sizes.gates + _IN_WORKSPACE) * sizes.layers
+    matrices = sum(parameter.numel() for parameter in params if parameter.dim() > 1)
+    elements = each + matrices + _STATES_IN_WORKSPACE * batch * units
+    size = elements * entered.element_size() + _WORKSPACE_BYTES
+    return entered.new_empty(size, dtype=torch.uint8)
 
 
 class _CuDNN(torch.autograd.Function):
@@ -83,34 +120,44 @@ class _CuDNN(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, sizes: tuple[int, int, int], entered: Tensor, *rest: Tensor
+        ctx: Any, sizes: _Sizes, flat: Tensor | None, entered: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:
-        width, kept, number = sizes
-        entered = entered.contiguous()
-        states = rest[:number]
+        states, params = rest[: sizes.states], rest[sizes.states :]
+        in_order = entered.contiguous()
         time, batch, _ = entered.shape
-        out = entered.new_empty(time, batch, width)
+        units = states[0].size(-1)
+        out = entered.new_empty(time, batch, sizes.width)
         last = tuple(torch.empty_like(state) for state in states)
-        reserve = entered.new_empty(kept, time, batch, states[0].size(-1))
-        entered.new_empty(time, batch, 4 * states[0].size(-1))  # its workspace, freed at once
-        ctx.save_for_backward(entered, out, reserve, *rest)
-        ctx.states = number
+        workspace = _workspace(entered, units, sizes, params)
+        kept = time * batch * units * sizes.kept * sizes.layers
+        reserve = entered.new_empty(
+            kept * entered.element_size() + _RESERVE_BYTES, dtype=torch.uint8
+        )
+        del workspace, in_order
+        ctx.save_for_backward(entered, out, reserve, flat, *rest)
+        ctx.sizes = sizes
         return (out, *last)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
-        entered, rest = ctx.saved_tensors[0], ctx.saved_tensors[3:]
-        states, weights = rest[: ctx.states], rest[ctx.states :]
-        hidden = states[0].size(-1)
-        workspace = entered.new_empty(*entered.shape[:2], 4 * hidden)
-        for_entered = torch.empty_like(entered)
+    def backward(ctx: Any, for_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        """The input's gradient in one call, and then those of all weights in one piece."""
+        sizes: _Sizes = ctx.sizes
+        entered, rest = ctx.saved_tensors[0], ctx.saved_tensors[4:]
+        states, weights = rest[: sizes.states], rest[sizes.states :]
+        units = states[0].size(-1)
+        in_order, for_out = entered.contiguous(), for_out.contiguous()
+        for_entered = entered.new_empty(entered.shape)
         for_states = [torch.empty_like(state) for state in states]
+        workspace = _workspace(entered, units, sizes, weights)
+        del workspace, for_out, in_order
+        in_order = entered.contiguous()
         flat = entered.new_empty(sum(weight.numel() for weight in weights))
-        del workspace
+        workspace = _workspace(entered, units, sizes, weights)
+        del workspace, in_order
         parts = flat.split([weight.numel() for weight in weights])
         for_weights = [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
-        return None, for_entered, *for_states, *for_weights
+        return None, None, for_entered, *for_states, *for_weights
 
 
 def lstm_cell(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,17 @@ UNTRACED = ("initialisation from the data, evaluation and checkpoints are not tr
 CONVOLUTIONS = "convolution workspaces: cuDNN chooses them on the card"
 
 
+RISING_STEPS, RISE = 2, 0.03
+"""Steps more that are traced where something is selected, and by how much more in each."""
+
+
 def trace_task(
     task: Task,
     config: RunConfig,
     *,
     world_size: int = 1,
     micro_batch: int | None = None,
-    selected: float = 0.0,
+    selected: float | Sequence[float] = 0.0,
 ) -> MemoryTrace:
     """Trace the steps of one rank of a run, the one with the largest share.
 
@@ -57,32 +61,35 @@ def trace_task(
         config: The run. Its devices do not matter.
         world_size: Ranks; with more than one, DDP's memory is counted.
         micro_batch: Samples one forward holds; by default the config's, else the share.
-        selected: Part of the elements that masks and `nonzero` are taken to select.
+        selected: Part of the elements that masks and `nonzero` are taken to select: in each step,
+            or one that is reached in the last. A size that changes from step to step leaves
+            blocks behind that do not fit the next one.
 
     Raises:
         BadInput: If the task does something that needs values.
     """
     share = max(spread(config, world_size))
     micro_batch = min(micro_batch or config.micro_batch or share, share)
-    recorder = AllocationRecorder(selected=selected)
     steps = CAREFUL_STEPS + (2 if world_size > 1 else 0)  # one summed backward, one after it
+    parts = _by_step(selected, steps)
+    recorder = AllocationRecorder(selected=parts[0])
     with tempfile.TemporaryDirectory() as folder, _event_log(folder) as events:
         setup = Setup(config, traced_world(config, world_size), events)
         try:
-            _run(task, setup, recorder, (share, micro_batch, steps))
+            _run(task, setup, recorder, (share, micro_batch, parts))
         except (RuntimeError, NotImplementedError, TypeError) as error:
             raise _untraceable(error) from error
     return MemoryTrace(
         micro_batch=micro_batch,
         share=share,
         world_size=world_size,
-        steps=steps,
+        steps=len(parts),
         sizes=tuple(recorder.sizes),
         categories=tuple(recorder.categories),
         workspaces=recorder.workspaces,
         events=tuple(recorder.events),
         selections=tuple(sorted(recorder.selections)),
-        selected=selected,
+        selected=max(parts),
         untraced=(*UNTRACED, *((CONVOLUTIONS,) if recorder.convolutions else ())),
     )
 
@@ -98,6 +105,16 @@ def trace_own_model(
     return trace_task(OwnModelTask(model, data, loss), config, **options)
 
 
+def _by_step(selected: float | Sequence[float], steps: int) -> list[float]:
+    """The part that is selected in each step, at least `steps` of them."""
+    if not isinstance(selected, float | int):
+        return [*selected, *[selected[-1]] * (steps - len(selected))]
+    if selected == 0:
+        return [0.0] * steps
+    count = steps + RISING_STEPS
+    return [selected * (1 - RISE * (count - 1 - step)) for step in range(count)]
+
+
 @contextmanager
 def _event_log(folder: str) -> Iterator[EventLog]:
     """An event log that nobody reads."""
@@ -109,14 +126,14 @@ def _event_log(folder: str) -> Iterator[EventLog]:
 
 
 def _run(
-    task: Task, setup: Setup, recorder: AllocationRecorder, sizes: tuple[int, int, int]
+    task: Task, setup: Setup, recorder: AllocationRecorder, sizes: tuple[int, int, list[float]]
 ) -> None:
     config, world = setup.config, setup.world
-    share, micro_batch, steps = sizes
+    share, micro_batch, selected = sizes
     arithmetic = Arithmetic(config.precision, world.device)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     task.setup(setup)
-    with fake, AllocationRecorder(kernels=False, selected=recorder.selected):
+    with fake, AllocationRecorder(kernels=False):
         torch.manual_seed(config.seed)
         model = task.build_model()
         _prepare(model, arithmetic.weights, fake)
@@ -146,7 +163,8 @@ def _run(
                     lambda p: recorder.label([p.grad], "gradients", only="temporaries")
                 )
         _watch(optimizer, recorder)
-        for index in range(steps):
+        for index, part in enumerate(selected):
+            recorder.selected = part
             with recorder.within("batch"):
                 data = enlarged(batch, read, share)
             _take(step, data, index, (share, world.size))
@@ -185,6 +203,19 @@ def _prepare(model: nn.Module, dtype: torch.dtype, fake: FakeTensorMode) -> None
                     if id(tensor) not in made:
                         made[id(tensor)] = _prepared(tensor, dtype, fake)
                     table[name] = made[id(tensor)]  # type: ignore[assignment]
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            _flatten(module)
+
+
+def _flatten(layer: nn.RNNBase) -> None:
+    """Make the weights of a recurrent layer views of one tensor, as cuDNN wants them."""
+    weights = dict(layer.named_parameters(recurse=False))
+    counts = [weight.numel() for weight in weights.values()]
+    flat = next(iter(weights.values())).detach().new_empty(sum(counts))
+    for (name, weight), part in zip(weights.items(), torch.split(flat, counts), strict=True):
+        layer._parameters[name] = nn.Parameter(part.view(weight.shape), weight.requires_grad)
+    layer._init_flat_weights()
 
 
 def _prepared(tensor: Tensor, dtype: torch.dtype, fake: FakeTensorMode) -> Tensor:
@@ -198,8 +229,12 @@ def _prepared(tensor: Tensor, dtype: torch.dtype, fake: FakeTensorMode) -> Tenso
 def _see_model(recorder: AllocationRecorder, model: nn.Module, task: Task) -> None:
     """Weights and buffers in the order in which `to` moves them, then the task's own tensors."""
     for module in _inner_first(model):
-        for parameter in module.parameters(recurse=False):
+        own = list(module.parameters(recurse=False))
+        flattened = own if isinstance(module, nn.RNNBase) else []  # moved one by one before that
+        moved = [torch.empty(each.shape, dtype=each.dtype) for each in flattened]
+        for parameter in own:
             recorder.see(parameter, "parameters")
+        del moved
         for buffer in module.buffers(recurse=False):
             recorder.see(buffer, "buffers")
     for tensor in _tensors_of(task):
@@ -214,7 +249,7 @@ def _inner_first(module: nn.Module) -> Iterator[nn.Module]:
 
 def _tensors_of(owner: object, depth: int = 2) -> Iterator[Tensor]:
     for value in vars(owner).values() if hasattr(owner, "__dict__") else ():
-        if isinstance(value, Tensor):
+        if isinstance(value, FakeTensor):  # what is not fake is data, and stays on the host
             yield value
         elif depth and not isinstance(value, nn.Module | type):
             yield from _tensors_of(value, depth - 1)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from drumline.bench.reduction_memory import scratch_bytes
+
 Temporaries = tuple[int, ...]
 aten = torch.ops.aten
 
@@ -43,12 +45,19 @@ MULTIPLIES = {
     aten._addmm_activation,
 }
 
+_WITH_BIAS = {aten.addmm, aten._addmm_activation}
+
 CONVOLUTIONS = {aten.convolution, aten.convolution_backward, aten.cudnn_convolution}
 
 
-def workspace(func: Any) -> str:
-    """Name of the workspace that an operator's library keeps once it was called; "" for none."""
-    return "cublas" if func.overloadpacket in MULTIPLIES else ""
+def workspaces(func: Any) -> tuple[str, ...]:
+    """Names of the workspaces that an operator's libraries keep once they were called.
+
+    A product with a bias goes through cuBLASLt, and the handle that it comes with is cuBLAS's.
+    """
+    if func.overloadpacket not in MULTIPLIES:
+        return ()
+    return ("cublas", "cublaslt") if func.overloadpacket in _WITH_BIAS else ("cublas",)
 
 
 def temporaries(
@@ -59,14 +68,40 @@ def temporaries(
     return () if rule is None else rule(args, kwargs, result)
 
 
-def _reduction(args: tuple[Any, ...], _: dict[str, Any], result: Any) -> Temporaries:
-    """Input cast to the result's dtype first, but for halves to float32 (ReduceOpsUtils.h)."""
+def _reduction(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Temporaries:
+    """The input cast to the result's dtype, but for halves to float32 (ReduceOpsUtils.h), and what
+    blocks leave for each other.
+    """
     entered, left = args[0], result
-    if not isinstance(left, Tensor) or entered.dtype is left.dtype:
+    if not isinstance(left, Tensor) or entered.numel() == 0:
         return ()
-    if entered.dtype in _REDUCED and left.dtype is torch.float32:
-        return ()
-    return (entered.numel() * left.element_size(),)
+    as_is = entered.dtype is left.dtype
+    as_is = as_is or (entered.dtype in _REDUCED and left.dtype is torch.float32)
+    cast = 0 if as_is else entered.numel() * left.element_size()
+    element = max(4, left.element_size())  # halves are added in float32
+    return (cast, _scratch(entered, _dims(args, kwargs, 1), element))
+
+
+def _selection(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Temporaries:
+    """Largest, smallest, any, all: nothing is cast; places are kept beside values."""
+    if len(args) > 1 and isinstance(args[1], Tensor):
+        return ()  # of two tensors, element by element
+    places = not isinstance(result, Tensor) or result.dtype is torch.int64
+    element = 16 if places else args[0].element_size()
+    return (_scratch(args[0], _dims(args, kwargs, 1), element),)
+
+
+def _scratch(entered: Tensor, dims: list[int], element: int) -> int:
+    return scratch_bytes(tuple(entered.shape), entered.stride(), dims, element)
+
+
+def _dims(args: tuple[Any, ...], kwargs: dict[str, Any], place: int) -> list[int]:
+    """The dimensions that an operator reduces, all of them where none is named."""
+    dims = kwargs.get("dim", args[place] if len(args) > place else None)
+    every = list(range(args[0].dim()))
+    if isinstance(dims, int) and not isinstance(dims, bool):
+        dims = [dims]
+    return [every[dim] for dim in dims] if isinstance(dims, list | tuple) and dims else every
 
 
 def _sort(args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> Temporaries:
@@ -114,8 +149,10 @@ def _norms(args: tuple[Any, ...], _: dict[str, Any], __: Any) -> Temporaries:
 
 
 def _norm(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Temporaries:
-    """Like a reduction, where a dtype was asked for."""
-    return _reduction(args, kwargs, result) if kwargs.get("dtype") else ()
+    """Like a reduction, but cast only where a dtype was asked for."""
+    dims = {"dim": kwargs.get("dim", args[2] if len(args) > 2 else None)}
+    cast, scratch = (*_reduction(args[:1], dims, result), 0, 0)[:2]
+    return (cast if kwargs.get("dtype") else 0, scratch)
 
 
 def _bag(args: tuple[Any, ...], _: dict[str, Any], result: Any) -> Temporaries:
@@ -130,6 +167,8 @@ _RULES: dict[Any, Rule] = {
     aten.mean: _reduction,
     aten.prod: _reduction,
     aten.linalg_vector_norm: _norm,
+    **dict.fromkeys((aten.amax, aten.amin, aten.max, aten.min), _selection),
+    **dict.fromkeys((aten.argmax, aten.argmin, aten.any, aten.all), _selection),
     aten.topk: _topk,
     aten.sort: _sort,
     aten.argsort: _sort,

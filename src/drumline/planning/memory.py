@@ -145,8 +145,10 @@ def estimate(
 
 
 def workspace_bytes(constants: DeviceConstants, name: str) -> int:
-    """Size of a workspace that a trace names: "cublas" and the thread that uses it, so far."""
-    return constants.cublas_workspace if name.startswith("cublas") else 0
+    """Size of a workspace that a trace names: the library, and the thread that uses it."""
+    library = name.partition(":")[0]
+    known = {"cublas": constants.cublas_workspace, "cublaslt": constants.cublaslt_workspace}
+    return known.get(library, 0)
 
 
 def fits(needed: MemoryEstimate, capacity: int) -> Fit:
@@ -227,8 +229,8 @@ def _unknown(
             f"sizes that depend on values ({names}): taken as {trace.selected:.0%} of the "
             "elements" + (f", at the upper end {more.selected:.0%}" if more else "")
         )
-    if constants.context and not constants.measured_on:
-        lines.append("context and NCCL buffers: not measured on such a card")
+    if constants.context and not constants.is_measured:
+        lines.append("context and NCCL buffers: a guess, not measured on such a card")
     return tuple(lines)
 
 

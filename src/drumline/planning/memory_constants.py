@@ -20,18 +20,37 @@ class DeviceConstants:
         cublas_workspace: For each thread that multiplies matrices.
         context: What a process holds once it has run kernels, outside torch's allocator.
         nccl: What NCCL holds in each rank of a group of two or more.
-        measured_on: The card and versions, or "" where the numbers are taken from another's.
+        source: Where the last two are from: "measured" and on what, or "guess".
+        cublaslt_workspace: For each thread that multiplies and adds a bias.
     """
 
     cublas_workspace: int
     context: int
     nccl: int
-    measured_on: str = ""
+    source: str = "guess"
+    cublaslt_workspace: int = 0
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether context and NCCL buffers were measured on such a card."""
+        return self.source.startswith("measured")
 
 
-_HOPPER = DeviceConstants(32 * MIB, 560 * MIB, 700 * MIB)
-_OTHER = DeviceConstants((2 * 4096 + 8 * 16) * 1024, 480 * MIB, 500 * MIB)
-_NO_GPU = DeviceConstants(0, 0, 0)
+_HOPPER = DeviceConstants(
+    cublas_workspace=32 * MIB,
+    context=767 * MIB,  # 687 for a sparse autoencoder, 767 where more libraries are loaded
+    nccl=851 * MIB,  # 1,534 to 1,618 with two ranks, less the context
+    source="measured H100 80GB, torch 2.11+cu130, 2026-11-28",
+    cublaslt_workspace=MIB,
+)
+_OTHER = DeviceConstants(
+    cublas_workspace=(2 * 4096 + 8 * 16) * 1024,
+    context=480 * MIB,
+    nccl=500 * MIB,
+    source="guess: no such card was measured",
+    cublaslt_workspace=MIB,
+)
+_NO_GPU = DeviceConstants(0, 0, 0, source="none: no GPU")
 
 
 def device_constants(capability: tuple[int, int] | None) -> DeviceConstants:

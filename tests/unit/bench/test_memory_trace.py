@@ -94,10 +94,15 @@ def test_micro_batches_change_only_what_passes() -> None:
     assert fixed[0] == fixed[1]
 
 
-def test_ddp_adds_exactly_one_set_of_gradients() -> None:
-    alone, paired = at_peak(trace_mlp(1)), at_peak(trace_mlp(1, world_size=2))
-    assert paired["buckets"] == WEIGHTS
-    assert {**paired, "buckets": 0} == {**alone, "buckets": 0}
+def test_ddp_adds_a_set_of_gradients_and_keeps_the_first_while_it_is_packed_anew() -> None:
+    trace = trace_mlp(1, world_size=2)
+    whole = [size for size, kind in zip(trace.sizes, trace.categories, strict=True)
+             if kind == "buckets"]  # fmt: skip
+    assert whole[0] == WEIGHTS == sum(whole[1:])
+    alone, paired = at_peak(trace_mlp(1)), at_peak(trace)
+    assert paired["buckets"] == 2 * WEIGHTS  # in the forward after they were packed anew
+    assert paired["gradients"] == 0
+    assert paired["optimizer"] == alone["optimizer"]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +211,7 @@ def test_every_sae_is_traced(architecture: str, world_size: int) -> None:
         global_batch=batch * world_size, task={**task_keys, "architecture": architecture}
     )
 
-    def traced(selected: float) -> MemoryTrace:
+    def traced(selected: float | list[float]) -> MemoryTrace:
         task = SAETask(lambda found: rows_under(found, torch.zeros(600, width)))
         return trace_task(task, config, world_size=world_size, selected=selected)
 
@@ -216,7 +221,7 @@ def test_every_sae_is_traced(architecture: str, world_size: int) -> None:
     assert weights < peak["parameters"] <= weights + FLOAT * (width + 4 * latents)
     assert peak["optimizer"] >= 2 * weights
     assert "nonzero" in trace.selections  # dead latents
-    more = sum(traced(0.5).sizes) - sum(trace.sizes)
+    more = sum(traced([0.5] * trace.steps).sizes) - sum(trace.sizes)
     assert (more > weights) == (architecture in ("topk", "batchtopk"))  # those have AuxK
 
 
@@ -321,11 +326,67 @@ def test_a_recurrent_layer_keeps_one_reserve(kind: Any) -> None:
     assert 4 * unit < used < 9 * unit
 
 
-def test_the_first_bucket_of_ddp_is_small_and_the_rest_have_the_cap() -> None:
-    trace = trace_mlp(1, world_size=2, distributed={"bucket_cap_mb": 0.05})
-    buckets = [
-        size
-        for size, category in zip(trace.sizes, trace.categories, strict=True)
-        if category == "buckets"
-    ]
-    assert buckets == [WEIGHTS // 2] * 4  # each weight reaches the cap alone; packed twice
+@pytest.mark.parametrize(
+    ("autocast", "workspace", "reserve"),
+    [(False, 858_786_048, 671_088_896), (True, 433_588_480, 335_544_576)],
+)
+def test_an_lstm_takes_from_cudnn_what_an_h100_measured(
+    autocast: bool, workspace: int, reserve: int
+) -> None:
+    with FakeTensorMode(), cuda_operators():
+        layer = nn.LSTM(1024, 1024, batch_first=True)
+        entered = torch.empty(256, 128, 1024, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast), AllocationRecorder() as found:
+            out = layer(entered)[0]
+        assert out.dtype is (torch.float16 if autocast else torch.float32)  # also for bfloat16
+        with found:
+            out.sum().backward()
+            found.stop()
+    sizes = Counter(found.sizes)
+    assert (sizes[workspace], sizes[reserve]) == (3, 1)
+
+
+def test_the_weights_of_a_recurrent_layer_are_one_piece() -> None:
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch.unsqueeze(1))[0].sum(dim=(1, 2))
+
+    def build() -> nn.Module:
+        return nn.LSTM(WIDTH, 8)
+
+    trace = trace_own_model(build, Vectors(), loss, config_of(global_batch=4))
+    seen = zip(trace.sizes, trace.categories, strict=True)
+    flat = 4 * 8 * (WIDTH + 8 + 2) * FLOAT
+    assert [size for size, category in seen if category == "parameters"] == [flat]
+
+
+@pytest.mark.parametrize(
+    ("keys", "made"),
+    [
+        ({}, [WEIGHTS, WEIGHTS // 2, WEIGHTS // 2]),  # all in one; each reaches the cap alone
+        ({"find_unused_parameters": True}, [WEIGHTS // 2] * 2),  # never packed anew
+    ],
+)
+def test_buckets_are_packed_as_ddp_packs_them(keys: dict[str, Any], made: list[int]) -> None:
+    trace = trace_mlp(1, world_size=2, distributed={"bucket_cap_mb": 0.05, **keys})
+    seen = zip(trace.sizes, trace.categories, strict=True)
+    assert [size for size, category in seen if category == "buckets"] == made
+
+
+def test_a_selection_rises_to_the_part_it_is_given() -> None:
+    def positive_only(model: nn.Module, batch: Tensor) -> Tensor:
+        losses = squares(model, batch)
+        return losses + losses[losses > 0].sum()
+
+    config = config_of(global_batch=1000)
+    trace = trace_own_model(mlp, Vectors(), positive_only, config, selected=0.5)
+    sizes = {size // FLOAT for size in trace.sizes}
+    assert {500, 485, 470, 455} <= sizes
+    assert (trace.steps, trace.selected) == (4, 0.5)
+
+
+def test_data_on_the_host_is_no_memory_of_the_device() -> None:
+    rows = torch.zeros(600, 48)
+    keys = {"name": "sae", "activations": "memory", "latents": 512}
+    config = config_of(global_batch=128, task=keys)
+    trace = trace_task(SAETask(lambda found: rows_under(found, rows)), config)
+    assert rows.nbytes not in trace.sizes
