@@ -124,7 +124,9 @@ def _first_cause(end: AttemptEnd, can_halve: bool) -> Decision:
             EXIT_FAILED,
         )
     if end.failures:
-        return _from_failure(end.failures[0], end.steps, can_halve)
+        # When one rank's patience ends first, the others see only that it closed the connection.
+        cause = next(filter(_timed_out, end.failures), end.failures[0])
+        return _from_failure(cause, end.steps, can_halve)
     first = (alone or end.ranks)[0]
     return Decision(
         Action.RESTART if end.steps else Action.STOP,
@@ -143,10 +145,14 @@ def _from_failure(failure: dict[str, Any], steps: int, can_halve: bool) -> Decis
         return Decision(Action.STOP, code, message, EXIT_BAD_INPUT, remedy)
     if code == OUT_OF_MEMORY and can_halve:
         return Decision(Action.RESTART_SMALLER, code, message, EXIT_FAILED, remedy)
-    if code == TIMEOUT or failure.get("values", {}).get("timed_out"):
+    if _timed_out(failure):
         return Decision(Action.RESTART_PATIENT, code, message, EXIT_FAILED, remedy)
     if code in (COMMUNICATION, "rank_failed"):
         return Decision(Action.RESTART, code, message, EXIT_FAILED, remedy)
     if code in ("exception", "failed") and steps:
         return Decision(Action.RESTART, code, message, EXIT_FAILED, remedy)
     return Decision(Action.STOP, code, message, EXIT_FAILED, remedy)
+
+
+def _timed_out(failure: dict[str, Any]) -> bool:
+    return failure.get("code") == TIMEOUT or bool(failure.get("values", {}).get("timed_out"))

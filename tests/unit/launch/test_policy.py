@@ -63,6 +63,7 @@ STOPPED = {"status": "stopped", "message": "stopped at step 3", "exit_code": 75}
         ("out of memory, peers first", end(EXITED, (LOST, OOM)), SMALLER, "out_of_memory", 1),
         ("timeout", end(EXITED, (TIMEOUT,)), PATIENT, "timeout", 1),
         ("a rank late", end(EXITED, (LATE,)), PATIENT, "rank_failed", 1),
+        ("late, a peer lost first", end(EXITED, (LOST, LATE)), PATIENT, "rank_failed", 1),
         ("contact lost", end(EXITED, (LOST,)), RESTART, "communication", 1),
         ("a rank missing", end(EXITED, (failure("rank_failed"),)), RESTART, "rank_failed", 1),
         ("an exception at once", end(EXITED, (BUG,)), STOP, "exception", 1),
