@@ -43,8 +43,8 @@ class Trained:
 
     @property
     def losses(self) -> dict[int, float]:
-        """By step."""
-        return {int(step): loss for step, loss in self.found["losses"].items()}
+        """By step; a step that was skipped has none."""
+        return {int(s): loss for s, loss in self.found["losses"].items() if loss is not None}
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
