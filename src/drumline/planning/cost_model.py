@@ -32,6 +32,9 @@ WORTH = 0.05
 the model aims at.
 """
 
+ROUNDING = 1e-9
+"""Below this part of a step a difference is that of floating-point sums."""
+
 NOT_PREDICTED = ("sharded", "hybrid")
 
 
@@ -167,12 +170,15 @@ def _reading(work: Work, exchanged_s: float) -> tuple[Part, ...]:
     if work.pipeline is None:
         return ()
     pipeline, busy_s = work.pipeline, work.seconds + exchanged_s
-    added = pipeline.step_s(exchanged_s) - busy_s
+    added = max(0.0, pipeline.step_s(exchanged_s) - busy_s)
+    if added < ROUNDING * busy_s:
+        added = 0.0
     line = (
-        f"{span(pipeline.data_s)} to read the samples beside {span(busy_s)} of all that is above; "
-        f"{pipeline.hidden:.0%} of the shorter is hidden: {span(max(0.0, added))} more"
+        f"{span(pipeline.data_s)} to read the samples beside {span(busy_s)} of all that is above, "
+        f"{pipeline.hidden:.0%} of the shorter hidden, and {span(pipeline.rest_s)} not explained: "
+        f"{span(added)} more"
     )
-    return (Part("data", max(0.0, added), line),)
+    return (Part("data", added, line),)
 
 
 def _control(speed: Speed, size: int, step_s: float) -> tuple[Part, ...]:

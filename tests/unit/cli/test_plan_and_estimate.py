@@ -109,7 +109,7 @@ def test_an_estimate_from_a_stored_profile_with_ones_own_prices(
     assert read["currency"] == "EUR"
     shown = output(capsys, *arguments, "--explain")
     assert "3,600 steps of 64 samples" in shown
-    assert "datasheet peaks, so real steps are slower" in shown
+    assert "measured figures" in shown
     assert "not known, and counted as nothing" in shown
 
 
