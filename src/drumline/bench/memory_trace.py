@@ -42,6 +42,9 @@ UNTRACED = ("initialisation from the data, evaluation and checkpoints are not tr
 CONVOLUTIONS = "convolution workspaces: cuDNN chooses them on the card"
 
 
+MICRO_BATCHES = 4
+"""Full micro-batches traced in a step, besides a last short one; more repeat what these did."""
+
 RISING_STEPS, RISE = 2, 0.03
 """Steps more that are traced where something is selected, and by how much more in each."""
 
@@ -130,6 +133,7 @@ def _run(
 ) -> None:
     config, world = setup.config, setup.world
     share, micro_batch, selected = sizes
+    most = MICRO_BATCHES * micro_batch + share % micro_batch
     arithmetic = Arithmetic(config.precision, world.device)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     task.setup(setup)
@@ -167,7 +171,7 @@ def _run(
             recorder.selected = part
             with recorder.within("batch"):
                 data = enlarged(batch, read, share)
-            _take(step, data, index, (share, world.size))
+            _take(step, data, index, (min(share, most), world.size))
             del data
         recorder.stop()
         strategy.teardown()
