@@ -24,7 +24,7 @@ from drumline.bench.allocation_recorder import AllocationRecorder
 from drumline.bench.cuda_operators import cuda_operators
 from drumline.bench.sample_batch import enlarged, sample
 from drumline.bench.traced_world import traced_strategy, traced_world
-from drumline.config import RunConfig
+from drumline.config import Mode, RunConfig
 from drumline.config.load import parse_config
 from drumline.config.section import import_object
 from drumline.errors import BadInput, DrumlineError
@@ -38,6 +38,7 @@ from drumline.training.source import Cursor, MapDataset, StepBatch
 from drumline.training.step import CAREFUL_STEPS, StandardStep, Step, StepParts
 from drumline.training.task import Setup, Task
 
+ESTIMATED_MODES = (Mode.AUTO, Mode.NONE, Mode.DISTRIBUTED)
 UNTRACED = ("initialisation from the data, evaluation and checkpoints are not traced",)
 CONVOLUTIONS = "convolution workspaces: cuDNN chooses them on the card"
 
@@ -280,6 +281,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             raise BadInput(
                 "The config names no task, so there is nothing to trace.",
                 remedy="Set task.name, or call trace_own_model from the script.",
+            )
+        if config.distributed.mode not in ESTIMATED_MODES:
+            raise BadInput(
+                f"Memory is not estimated in mode {config.distributed.mode.value}.",
+                remedy="Start with a small micro_batch.",
             )
         task: Task = import_object(config.task.implementation)()
         return {"trace": trace_task(task, config, **request["options"]).as_dict()}

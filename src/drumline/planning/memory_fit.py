@@ -6,13 +6,14 @@ Who makes the estimates is `bench.memory`'s matter; here they are asked for by n
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from drumline.config import RunConfig
 from drumline.errors import DeviceError
 from drumline.hardware import Device, Machine
 from drumline.planning.availability import Need, gib, label, memory_to_give, units, why_not
+from drumline.planning.cost_model import Candidate
 from drumline.planning.devices import PlannedDevice, choose_devices
 from drumline.planning.memory import Fit, MemoryEstimate, fits
 
@@ -72,44 +73,50 @@ class KindMemory:
         }
 
 
-def choose_with_memory(
+def needed_bytes(
     config: RunConfig,
     machine: Machine,
     occupied: Collection[str],
     at_most: int,
     memory: MemoryQuestions,
-) -> tuple[list[PlannedDevice], list[str]]:
-    """As `choose_devices`, among devices that have the memory the run needs on so many.
+) -> int | None:
+    """What `choose_devices` must ask of each device; None on the CPU, where nothing is refused.
 
     Raises:
-        DeviceError: If there are none, with what would fit.
+        DeviceError: If no devices have it, with what would fit.
     """
-    devices, reasons = choose_devices(config.devices, machine, occupied, at_most)
+    devices, _ = choose_devices(config.devices, machine, occupied, at_most)
     while devices[0].kind != "cpu":
         size = len(devices)
-        needs = {each: memory.need(size, each).total for each in _capabilities(machine)}
+        need = max(memory.need(size, each).total for each in _capabilities(machine))
         try:
-            found, reasons = choose_devices(
-                config.devices, machine, occupied, at_most, max(needs.values())
-            )
+            found, _ = choose_devices(config.devices, machine, occupied, at_most, need)
         except DeviceError as error:
             raise _too_large(machine, occupied, devices, memory, error) from error
         if len(found) >= size:
-            return found, reasons
+            return need
         devices = found  # fewer, so each holds more of the batch
-    return devices, reasons
+    return None
 
 
-def short_by(
-    machine: Machine, devices: Sequence[PlannedDevice], memory: MemoryQuestions
-) -> int | None:
-    """Bytes that are missing on the device that is worst off; None where all fits."""
-    missing = [
+def within(
+    candidate: Candidate,
+    machine: Machine,
+    devices: Sequence[PlannedDevice],
+    memory: MemoryQuestions,
+) -> Candidate:
+    """The candidate, which cannot be selected where its memory does not suffice."""
+    if not candidate.selectable or devices[0].kind == "cpu":  # the host's memory is no bound
+        return candidate
+    short = [
         fit.left
-        for kind in kinds(machine, devices, memory, with_largest=False)
+        for kind in kinds(machine, devices[: candidate.devices], memory, with_largest=False)
         if kind.chosen and (fit := kind.fit) is not None and not fit.fits
     ]
-    return -min(missing) if missing else None
+    if not short:
+        return candidate
+    note = f"does not fit: short by {gib(-min(short))}"
+    return replace(candidate, selectable=False, note=note)
 
 
 def kinds(

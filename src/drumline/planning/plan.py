@@ -9,16 +9,9 @@ from typing import Any
 from drumline.config import Mode, RunConfig
 from drumline.errors import BadInput
 from drumline.hardware import Machine
-from drumline.planning.availability import gib
 from drumline.planning.cost_model import Candidate, choose, not_built, predict
 from drumline.planning.devices import PlannedDevice, choose_devices
-from drumline.planning.memory_fit import (
-    KindMemory,
-    MemoryQuestions,
-    choose_with_memory,
-    kinds,
-    short_by,
-)
+from drumline.planning.memory_fit import KindMemory, MemoryQuestions, kinds, needed_bytes, within
 from drumline.planning.shares import cut_shares
 from drumline.planning.speed import Speed
 
@@ -87,10 +80,10 @@ def plan(
     """
     granularity = config.task.granularity if config.task else 1
     most = _most_devices(config, granularity)
-    if memory is None:
-        devices, reasons = choose_devices(config.devices, machine, occupied, at_most=most)
-    else:
-        devices, reasons = choose_with_memory(config, machine, occupied, most, memory)
+    needed = None if memory is None else needed_bytes(config, machine, occupied, most, memory)
+    devices, reasons = choose_devices(
+        config.devices, machine, occupied, at_most=most, memory_bytes=needed
+    )
     size = len(devices)
     if config.distributed.shares is not None and len(config.distributed.shares) != size:
         raise BadInput(
@@ -101,7 +94,7 @@ def plan(
     shares = spread(config, size)
     candidates = () if speed is None else compare(config, size, speed)
     if memory is not None:
-        candidates = tuple(_within(each, machine, devices, memory) for each in candidates)
+        candidates = tuple(within(each, machine, devices, memory) for each in candidates)
     if speed is not None and not speed.gaps and config.distributed.mode is Mode.AUTO:
         best, why = choose(candidates)
         mode, shares, devices = Mode(best.mode), best.shares, devices[: best.devices]
@@ -116,21 +109,6 @@ def plan(
         candidates=candidates,
         memory=() if memory is None else kinds(machine, devices, memory),
     )
-
-
-def _within(
-    candidate: Candidate,
-    machine: Machine,
-    devices: Sequence[PlannedDevice],
-    memory: MemoryQuestions,
-) -> Candidate:
-    """The candidate, which cannot be selected where its memory does not suffice."""
-    if not candidate.selectable or devices[0].kind == "cpu":  # the host's memory is no bound
-        return candidate
-    missing = short_by(machine, devices[: candidate.devices], memory)
-    if missing is None:
-        return candidate
-    return replace(candidate, selectable=False, note=f"does not fit: short by {gib(missing)}")
 
 
 def compare(config: RunConfig, size: int, speed: Speed) -> tuple[Candidate, ...]:

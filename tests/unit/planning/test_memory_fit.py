@@ -11,8 +11,10 @@ from drumline.config import RunConfig, parse_config
 from drumline.errors import DeviceError
 from drumline.hardware import Host, Machine
 from drumline.planning import plan
+from drumline.planning.cost_model import Candidate
 from drumline.planning.memory import MemoryEstimate, estimate, fits
 from drumline.planning.memory_constants import DeviceConstants
+from drumline.planning.memory_fit import within
 from drumline.planning.memory_trace import MemoryTrace
 
 GIB = 2**30
@@ -116,3 +118,16 @@ def test_without_questions_there_is_no_memory_in_the_plan() -> None:
     config = parse_config({"steps": 1, "global_batch": 8})
     made = plan(config, Machine.probe(simulate="1xH100"))
     assert made.as_dict()["memory"] == []
+
+
+def test_a_candidate_that_does_not_fit_cannot_be_selected() -> None:
+    config = parse_config({"steps": 1, "global_batch": 128})
+    machine = Machine.probe(simulate="8xL4")
+    devices = plan(config, machine).devices
+    one, eight = (
+        within(Candidate("distributed", count), machine, devices, Known(config)) for count in (1, 8)
+    )
+    assert (one.selectable, one.note) == (False, "does not fit: short by 108.5 GiB")
+    assert eight.selectable
+    other = Candidate("dataparallel", 8, selectable=False, note="never")
+    assert within(other, machine, devices, Known(config)) == other
