@@ -92,6 +92,48 @@ class TracingProcess:
         return next(reversed(self._said.read().strip().splitlines()), f"exit code {code}")
 
 
+class MemoryAnswers:
+    """Estimates of one config by number of ranks and device; each trace is made once.
+
+    Args:
+        config: The run.
+        tracer: Makes the traces: a `TracingProcess`, say.
+    """
+
+    def __init__(self, config: RunConfig, tracer: Tracer) -> None:
+        self._config, self._tracer = config, tracer
+        self._made: dict[tuple[int, int | None, float], MemoryTrace] = {}
+
+    def need(self, world_size: int, capability: tuple[int, int] | None) -> MemoryEstimate:
+        """What a rank needs on such a device."""
+        return estimate_memory_requirement(
+            self._config, capability, world_size=world_size, tracer=self._trace
+        )
+
+    def largest(
+        self, world_size: int, capability: tuple[int, int] | None, capacity: int
+    ) -> MemoryEstimate | None:
+        """The estimate of the largest micro-batch that fits; None if none does."""
+        return fit_micro_batch(
+            self._config, capability, capacity, tracer=self._trace, world_size=world_size
+        )[0]
+
+    def smallest(self, world_size: int, capability: tuple[int, int] | None) -> MemoryEstimate:
+        """The estimate of the smallest micro-batch."""
+        least = self._config.task.granularity if self._config.task else 1
+        return estimate(self._trace(self._config, world_size, least, 0.0), capability)
+
+    def _trace(
+        self, config: RunConfig, world_size: int, micro_batch: int | None, selected: float
+    ) -> MemoryTrace:
+        share = max(spread(config, world_size))
+        size = min(micro_batch or config.micro_batch or share, share)
+        key = (world_size, size, selected)
+        if key not in self._made:
+            self._made[key] = self._tracer(config, world_size, size, selected)
+        return self._made[key]
+
+
 def estimate_memory_requirement(
     config: RunConfig,
     capability: tuple[int, int] | None = None,

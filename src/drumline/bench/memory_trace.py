@@ -24,7 +24,7 @@ from drumline.bench.allocation_recorder import AllocationRecorder
 from drumline.bench.cuda_operators import cuda_operators
 from drumline.bench.sample_batch import enlarged, sample
 from drumline.bench.traced_world import traced_strategy, traced_world
-from drumline.config import RunConfig
+from drumline.config import Mode, RunConfig
 from drumline.config.load import parse_config
 from drumline.config.section import import_object
 from drumline.errors import BadInput, DrumlineError
@@ -38,9 +38,13 @@ from drumline.training.source import Cursor, MapDataset, StepBatch
 from drumline.training.step import CAREFUL_STEPS, StandardStep, Step, StepParts
 from drumline.training.task import Setup, Task
 
+ESTIMATED_MODES = (Mode.AUTO, Mode.NONE, Mode.DISTRIBUTED)
 UNTRACED = ("initialisation from the data, evaluation and checkpoints are not traced",)
 CONVOLUTIONS = "convolution workspaces: cuDNN chooses them on the card"
 
+
+MICRO_BATCHES = 4
+"""Full micro-batches traced in a step, besides a last short one; more repeat what these did."""
 
 RISING_STEPS, RISE = 2, 0.03
 """Steps more that are traced where something is selected, and by how much more in each."""
@@ -130,6 +134,7 @@ def _run(
 ) -> None:
     config, world = setup.config, setup.world
     share, micro_batch, selected = sizes
+    most = MICRO_BATCHES * micro_batch + share % micro_batch
     arithmetic = Arithmetic(config.precision, world.device)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     task.setup(setup)
@@ -156,7 +161,7 @@ def _run(
             micro_batch=micro_batch,
             clip_norm=config.clip_norm,
         )
-        step = task.build_step(parts) or StandardStep(parts)
+        step = task.build_step(parts) or _AgreeingStep(parts)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -167,10 +172,18 @@ def _run(
             recorder.selected = part
             with recorder.within("batch"):
                 data = enlarged(batch, read, share)
-            _take(step, data, index, (share, world.size))
+            _take(step, data, index, (min(share, most), world.size))
             del data
         recorder.stop()
         strategy.teardown()
+
+
+class _AgreeingStep(StandardStep):
+    """A step whose ranks find every loss and gradient finite, which without values none can know."""
+
+    def _agree(self, *_: Any, **__: Any) -> tuple[float, float, bool]:
+        """Mean loss, gradient norm, and whether all was finite."""
+        return 1.0, 1.0, True
 
 
 def _watch(optimizer: torch.optim.Optimizer, recorder: AllocationRecorder) -> None:
@@ -276,6 +289,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             raise BadInput(
                 "The config names no task, so there is nothing to trace.",
                 remedy="Set task.name, or call trace_own_model from the script.",
+            )
+        if config.distributed.mode not in ESTIMATED_MODES:
+            raise BadInput(
+                f"Memory is not estimated in mode {config.distributed.mode.value}.",
+                remedy="Start with a small micro_batch.",
             )
         task: Task = import_object(config.task.implementation)()
         return {"trace": trace_task(task, config, **request["options"]).as_dict()}

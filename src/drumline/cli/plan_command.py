@@ -11,6 +11,7 @@ from drumline.cli import completion
 from drumline.cli.options import GPUS_HELP, Json, new_app
 
 if TYPE_CHECKING:
+    from drumline.bench.memory import MemoryAnswers, Tracer
     from drumline.config import RunConfig
     from drumline.hardware import Machine
     from drumline.planning import Plan
@@ -72,6 +73,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show devices, mode, shares and predicted step times of a run, and why; nothing is started."""
+    from drumline.bench import memory
     from drumline.config import load_config
     from drumline.launch.preflight import visible_machine
     from drumline.planning import plan as make_plan
@@ -85,8 +87,11 @@ def plan(
     if per_device is not None:
         read = _with_batch(read, machine, per_device)
     make_plan(read, machine)  # what cannot be planned is said before anything is traced
-    speed, missing = _speed(read, machine, profile)
-    made = make_plan(read, machine, speed=speed)
+    speed, no_speed = _speed(read, machine, profile)
+    with memory.TracingProcess() as tracer:
+        answers, no_memory = _memory(read, tracer)
+        made = make_plan(read, machine, speed=speed, memory=answers)
+    missing = [line for line in (no_speed, no_memory) if line is not None]
     _show(read, made, before, missing, explain=explain, out=out, as_json=as_json)
 
 
@@ -126,11 +131,26 @@ def _speed(
         return None, f"no step times: {error.message}"
 
 
+def _memory(config: RunConfig, tracer: Tracer) -> tuple[MemoryAnswers | None, str | None]:
+    """What answers for the config's memory, or why nothing does."""
+    from drumline.bench.memory import MemoryAnswers
+    from drumline.errors import DrumlineError
+
+    if config.task is None:
+        return None, "no memory estimate: the config names no task whose step could be traced"
+    answers = MemoryAnswers(config, tracer)
+    try:
+        answers.need(1, None)  # whether it can be traced at all
+    except DrumlineError as error:
+        return None, f"no memory estimate: {error.message}"
+    return answers, None
+
+
 def _show(
     config: RunConfig,
     made: Plan,
     before: int,
-    missing: str | None,
+    missing: list[str],
     *,
     explain: bool,
     out: Path | None,
@@ -145,7 +165,7 @@ def _show(
     data: dict[str, Any] = made.as_dict()
     data["batch"] = batch.as_dict()
     data["learning_rates"] = {rate.rule: rate.lr for rate in rates}
-    data["missing"] = [missing] if missing else []
+    data["missing"] = missing
     if out is not None:
         _write(out, data)
     if as_json:
@@ -159,7 +179,13 @@ def _show(
     console.print(_batch_lines(batch, rates, before, config.global_batch))
     if made.candidates:
         console.print(candidates_table(made.candidates))
-    for line in [missing] if missing else []:
+    if made.memory:
+        from drumline.cli.memory import memory_lines, memory_table
+
+        console.print(memory_table(made.memory))
+        for line in memory_lines(made.memory, explain=explain):
+            console.print(line, style="dim", markup=False, soft_wrap=True)
+    for line in missing:
         console.print(line, style="dim", markup=False, soft_wrap=True)
     for line in candidates_arithmetic(made.candidates) if explain else []:
         console.print(line, style="dim", markup=False, soft_wrap=True)
@@ -179,7 +205,7 @@ def _plain(plan: dict[str, Any]) -> dict[str, Any]:
     """The plan as `plan.json` holds it, without the candidates."""
     import json
 
-    del plan["candidates"]
+    del plan["candidates"], plan["memory"]
     plain: dict[str, Any] = json.loads(json.dumps(plan))
     return plain
 

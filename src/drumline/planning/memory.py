@@ -229,7 +229,9 @@ def _unknown(
             f"sizes that depend on values ({names}): taken as {trace.selected:.0%} of the "
             "elements" + (f", at the upper end {more.selected:.0%}" if more else "")
         )
-    if constants.context and not constants.is_measured:
+    if constants.on_host:
+        lines.append("the CPU's own operators and its allocator: counted as on CUDA, a rough guide")
+    elif not constants.is_measured:
         lines.append("context and NCCL buffers: a guess, not measured on such a card")
     return tuple(lines)
 

@@ -35,6 +35,11 @@ class DeviceConstants:
         """Whether context and NCCL buffers were measured on such a card."""
         return self.source.startswith("measured")
 
+    @property
+    def on_host(self) -> bool:
+        """Whether these are the constants of no GPU at all."""
+        return self.context == 0
+
 
 _HOPPER = DeviceConstants(
     cublas_workspace=32 * MIB,

@@ -11,6 +11,7 @@ from drumline.errors import BadInput
 from drumline.hardware import Machine
 from drumline.planning.cost_model import Candidate, choose, not_predicted, predict
 from drumline.planning.devices import PlannedDevice, choose_devices
+from drumline.planning.memory_fit import KindMemory, MemoryQuestions, kinds, needed_bytes, within
 from drumline.planning.shares import cut_shares
 from drumline.planning.speed import Speed
 
@@ -28,6 +29,8 @@ class Plan:
         micro_batch: The most samples one forward holds on any rank.
         reasons: Why each automatic choice was made, in words.
         candidates: Ways to spread the run with their predicted step times, where a speed is known.
+        memory: What the run needs on each kind of device that is there, those of the plan first;
+            empty where it was not estimated.
     """
 
     mode: Mode
@@ -38,6 +41,7 @@ class Plan:
     micro_batch: int
     reasons: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
+    memory: tuple[KindMemory, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -46,7 +50,10 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as plain data, for plan.json."""
-        return {**asdict(self), "mode": self.mode.value, "world_size": self.world_size}
+        plain = asdict(replace(self, memory=()))
+        memory = [kind.as_dict() for kind in self.memory]
+        named = {"mode": self.mode.value, "world_size": self.world_size, "memory": memory}
+        return plain | named
 
 
 def plan(
@@ -54,6 +61,7 @@ def plan(
     machine: Machine,
     occupied: Collection[str] = (),
     speed: Speed | None = None,
+    memory: MemoryQuestions | None = None,
 ) -> Plan:
     """Decide everything that is decided before a run.
 
@@ -64,14 +72,17 @@ def plan(
         speed: What such a device can do. With it mode `auto`, and with devices `auto` their
             number, go by predicted step time; without it, or where it has gaps, by the number of
             devices.
+        memory: Estimates of what the config needs. With them only devices are taken that hold it.
 
     Raises:
-        DeviceError: If the devices asked for are not there or not free.
+        DeviceError: If the devices asked for are not there, not free or too small.
         BadInput: If the config cannot be spread over them.
     """
     granularity = config.task.granularity if config.task else 1
+    most = _most_devices(config, granularity)
+    needed = None if memory is None else needed_bytes(config, machine, occupied, most, memory)
     devices, reasons = choose_devices(
-        config.devices, machine, occupied, at_most=_most_devices(config, granularity)
+        config.devices, machine, occupied, at_most=most, memory_bytes=needed
     )
     size = _shares_among(config, len(devices))
     if config.distributed.shares is not None and len(config.distributed.shares) != size:
@@ -82,6 +93,8 @@ def plan(
     mode, why = _choose_mode(config.distributed.mode, size, () if speed is None else speed.gaps)
     shares = spread(config, size)
     candidates = () if speed is None else compare(config, size, speed)
+    if memory is not None:
+        candidates = tuple(within(each, machine, devices, memory) for each in candidates)
     if speed is not None and not speed.gaps and config.distributed.mode is Mode.AUTO:
         best, why = choose(candidates)
         mode, shares, devices = Mode(best.mode), best.shares, devices[: best.devices]
@@ -94,6 +107,7 @@ def plan(
         micro_batch=micro_batch_of(config, shares),
         reasons=(*reasons, why),
         candidates=candidates,
+        memory=() if memory is None else kinds(machine, devices, memory),
     )
 
 

@@ -280,6 +280,13 @@ def test_a_model_beside_what_is_free() -> None:
     assert model_fits(context()) == []
 
 
+def test_a_training_without_a_task_is_skipped_with_the_reason() -> None:
+    there = replace(context("2xH100"), config=parse_config({"steps": 1}))
+    (found,) = model_fits(there)
+    assert found.status == "skipped"
+    assert "names no task" in found.text
+
+
 def test_the_estimate_is_asked_for_the_devices_that_are_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
+from drumline.bench.memory_trace import answer
 from drumline.cli.estimate import parse_counts
 from drumline.cli.main import run
+from drumline.config import RunConfig
 from drumline.errors import BadInput
 from drumline.hardware import Host, Machine
+from drumline.planning.memory_trace import MemoryTrace
 
 PRICES = """
 currency: EUR
@@ -21,13 +26,29 @@ prices:
 """
 
 
+class TracingHere(AbstractContextManager["TracingHere"]):
+    """A TracingProcess without the process."""
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __call__(self, config: RunConfig, *given: Any) -> MemoryTrace:
+        names = ("world_size", "micro_batch", "selected")
+        options = dict(zip(names, given, strict=True))
+        found = answer({"config": config.model_dump(mode="json"), "options": options})
+        if "error" in found:
+            raise BadInput(found["error"]["message"], remedy=found["error"]["remedy"])
+        return MemoryTrace.from_dict(found["trace"])
+
+
 @pytest.fixture(autouse=True)
 def _no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    from drumline.bench import workload_trace
+    from drumline.bench import memory, workload_trace
     from drumline.launch import preflight
 
     # In this process: another one each time would load torch again.
     monkeypatch.setattr(workload_trace, "trace_workload", workload_trace.trace)
+    monkeypatch.setattr(memory, "TracingProcess", TracingHere)
     monkeypatch.setattr(preflight, "visible_machine", lambda: Machine(Host("h", cpu_usable=2)))
 
 
@@ -68,6 +89,50 @@ def test_the_plan_for_programs(config: str, capsys: pytest.CaptureFixture[str]) 
     assert read["learning_rates"] == {"none": 1e-3, "linear": 1e-3, "sqrt": 1e-3}
     assert [c["mode"] for c in read["candidates"]][:2] == ["none", "distributed"]
     assert read["missing"] == []
+
+
+def test_the_plan_says_what_memory_each_rank_needs(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read = json.loads(output(capsys, "plan", config, "--simulate", "2xH100+1xL4", "--json"))
+    assert [(kind["chosen"], kind["device"][:11]) for kind in read["memory"]] == [
+        (2, "NVIDIA H100"),
+        (0, "NVIDIA L4 ("),
+    ]
+    for kind in read["memory"]:
+        needed = kind["needed"]
+        assert kind["fits"] and kind["left"] == kind["capacity"] - needed["total"]
+        assert needed["total"] == needed["reserved_peak"] + needed["context"]
+        assert needed["low"] <= needed["reserved_peak"] <= needed["high"]
+        assert kind["largest_micro_batch"] == 32  # all of a rank's share
+        weights = 4 * (2 * 64 * 16 + 64 + 16)
+        assert weights <= needed["parameters"] <= weights + 2048
+    shown = output(capsys, "plan", config, "--simulate", "2xH100+1xL4", "--explain")
+    assert "memory on needed range free largest micro-batch" in shown
+    assert "on the device = reserved + context" in shown
+    assert "a guess, not measured on such a card" not in shown.split("memory of NVIDIA L4")[0]
+
+
+def test_a_run_that_fits_nowhere_is_told_the_numbers_and_what_fits(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = ["global_batch=4194304", "--simulate", "2xL4", "task.latents=2048", "--gpus", "2"]
+    assert run(["plan", config, *large]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "on each of 2 devices with micro-batches of 2097152" in said
+    assert "short by" in said
+    fitting = said.split("micro_batch=")[1].split()[0]
+    read = json.loads(output(capsys, "plan", config, *large, f"micro_batch={fitting}", "--json"))
+    assert read["memory"][0]["fits"]
+
+
+def test_a_config_without_a_task_says_why_there_is_no_memory_estimate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("plain.yaml").write_text("steps: 3\nglobal_batch: 8\n")
+    read = json.loads(output(capsys, "plan", "plain.yaml", "--json"))
+    assert read["memory"] == []
+    assert any("names no task" in line for line in read["missing"])
 
 
 def test_out_is_the_only_file_a_plan_writes(

@@ -9,6 +9,7 @@ from typing import Any
 from drumline.bench.checks.check import CheckContext, device_names
 from drumline.bench.checks.finding import Finding, failed, passed, skipped
 from drumline.config import RunConfig
+from drumline.errors import BadInput
 from drumline.planning.availability import gib, memory_to_give
 
 _MODULE = "drumline.bench.memory"
@@ -40,7 +41,10 @@ def model_fits(
     """The need beside what each device has free."""
     if context.config is None:
         return []
-    bytes_needed = needed(context.config, context)
+    try:
+        bytes_needed = needed(context.config, context)
+    except BadInput as error:  # no task, or a step that cannot be traced
+        return [skipped(NAME, f"no estimate: {error.message}")]
     if bytes_needed is None:
         return [skipped(NAME, "no memory estimate is built in")]
     if context.on_cpu:
