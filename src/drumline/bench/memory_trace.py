@@ -179,7 +179,7 @@ def _run(
 
 
 class _AgreeingStep(StandardStep):
-    """A step whose ranks find every loss and gradient finite, which without values none can know."""
+    """A step whose ranks find all of it finite, which none can know without values."""
 
     def _agree(self, *_: Any, **__: Any) -> tuple[float, float, bool]:
         """Mean loss, gradient norm, and whether all was finite."""
