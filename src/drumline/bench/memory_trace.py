@@ -179,7 +179,7 @@ def _run(
 
 
 class _AgreeingStep(StandardStep):
-    """A step whose ranks find all of it finite, which none can know without values."""
+    """A step whose ranks find all losses and gradients finite: without values none can know."""
 
     def _agree(self, *_: Any, **__: Any) -> tuple[float, float, bool]:
         """Mean loss, gradient norm, and whether all was finite."""
