@@ -94,6 +94,12 @@ def test_micro_batches_change_only_what_passes() -> None:
     assert fixed[0] == fixed[1]
 
 
+def test_micro_batches_that_only_repeat_others_are_not_traced() -> None:
+    few, many = trace_mlp(6, micro_batch=1), trace_mlp(8192, micro_batch=1)
+    assert len(few.events) == len(many.events)
+    assert at_peak(many) == {**at_peak(few), "batch": 8192 * WIDTH * FLOAT}
+
+
 def test_ddp_adds_a_set_of_gradients_and_keeps_the_first_while_it_is_packed_anew() -> None:
     trace = trace_mlp(1, world_size=2)
     whole = [size for size, kind in zip(trace.sizes, trace.categories, strict=True)
