@@ -71,10 +71,11 @@ def read_gguf(file: Path, dtype: str) -> tuple[Any, Any]:
 
     Raises:
         DataError: If it cannot be read as a language model.
-        MissingPackage: If the package gguf is not installed.
+        MissingPackage: If a package that transformers reads such files with is not installed.
     """
-    if importlib.util.find_spec("gguf") is None:
-        raise MissingPackage("gguf", "sae", f"Reading {file.name}")
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingPackage(package, "sae", f"Reading {file.name}")
     import torch
     import transformers
 

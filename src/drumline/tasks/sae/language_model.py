@@ -145,7 +145,7 @@ def load_language_model(
     Raises:
         DataError: If there is none, or it cannot be read.
         BadInput: If it has no layer `cut_after`.
-        MissingPackage: If transformers (or for GGUF files gguf) is not installed.
+        MissingPackage: If transformers (or for GGUF files gguf and accelerate) is not installed.
     """
     path = _folder(locate_model(source), dtype, cache)
     with _quiet() as transformers:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from declared_packages import run_with
 
 from drumline.errors import DataError, MissingPackage
 from drumline.tasks.sae import gguf
@@ -84,6 +85,24 @@ def test_converted_model_is_the_one_in_the_file(
     assert torch.equal(again.layers[1].mlp.up_proj.weight, written)
     assert again.tokenizer("abc", add_special_tokens=False)["input_ids"]
     assert again.tokenizer.eos_token_id == 0
+
+
+def test_the_sae_extra_brings_all_that_reading_needs(gguf_file: Path, tmp_path: Path) -> None:
+    ran = run_with("drumline[sae]", _reading(gguf_file), tmp_path)
+    assert ran.stdout.strip() == str(WIDTH), ran.stderr
+
+
+def test_without_the_extra_the_missing_package_is_named(gguf_file: Path, tmp_path: Path) -> None:
+    ran = run_with("drumline", _reading(gguf_file), tmp_path)
+    assert "needs the package gguf, which is not installed" in ran.stderr
+
+
+def _reading(file: Path) -> str:
+    return f"""
+from pathlib import Path
+from drumline.tasks.sae.gguf import read_gguf
+print(read_gguf(Path({str(file)!r}), "float32")[0].config.hidden_size)
+"""
 
 
 def test_cache_that_cannot_be_written_is_done_without(gguf_file: Path, tmp_path: Path) -> None:
