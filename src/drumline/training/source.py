@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, default_collate
 
 from drumline.errors import BadInput
@@ -127,7 +128,8 @@ class MapSource(Source):
         epoch_end: What becomes of a last batch that is not full: "short" uses it as it is, "wrap"
             fills it from the next epoch, "drop" leaves it out.
         collate: As in torch's DataLoader.
-        collated: Whether `__getitems__` returns a whole batch. Such a set draws nothing at random.
+        collated: Whether `__getitems__` takes an array of numbers and returns a whole batch. Such
+            a set draws nothing at random.
     """
 
     def __init__(
@@ -151,8 +153,8 @@ class MapSource(Source):
         """Batches of the rank from `cursor` on, without end."""
         loader = iter(
             DataLoader(
-                _ShareReader(self.dataset, seeded=not self.collated),  # type: ignore[arg-type]
-                batch_sampler=_RankSampler(self, share, cursor),
+                _ShareReader(self.dataset, collated=self.collated),  # type: ignore[arg-type]
+                batch_sampler=_RankSampler(self, share, cursor),  # type: ignore[arg-type]
                 num_workers=share.workers,
                 collate_fn=self.collate,
                 pin_memory=self.pin_memory,
@@ -200,17 +202,15 @@ class MapSource(Source):
             epoch, offset = spans[-1].epoch, spans[-1].stop
             yield spans, Cursor(epoch, offset)
 
-    def numbers(self, spans: Sequence[Span], first: int, count: int) -> list[int]:
+    def numbers(self, spans: Sequence[Span], first: int, count: int) -> NDArray[np.int64]:
         """Sample numbers of `count` positions of a step, from its position `first` on."""
-        found: list[int] = []
+        found = []
         for span in spans:
             low, high = max(0, first), min(len(span), first + count)
             if low < high:
-                found += self.order.samples(
-                    span.epoch, span.start + low, span.start + high
-                ).tolist()
+                found.append(self.order.samples(span.epoch, span.start + low, span.start + high))
             first -= len(span)
-        return found
+        return np.concatenate(found)
 
     def steps_in_epochs(self, epochs: int, global_batch: int) -> int:
         """How many steps `epochs` passes over the data take."""
@@ -253,7 +253,7 @@ class _RankSampler:
     def __init__(self, source: MapSource, share: ShareOfStep, cursor: Cursor) -> None:
         self.source, self.share, self.cursor = source, share, cursor
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[_Ask]:
         share = self.share
         if not share.weights[share.rank]:
             return  # there is nothing to look for, however far a loader looks ahead
@@ -267,35 +267,35 @@ class _RankSampler:
                 yield _Ask(numbers, seed)
 
 
-class _Ask(list[int]):
+@dataclass(frozen=True)
+class _Ask:
     """The sample numbers of a share, and the seed for random transforms on them."""
 
-    def __init__(self, numbers: list[int], seed: int) -> None:
-        super().__init__(numbers)
-        self.seed = seed
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_Ask, (list(self), self.seed))
+    numbers: NDArray[np.int64]
+    seed: int
 
 
 class _ShareReader:
     """Reads a share at a time. Random transforms in the data set are seeded by where the share
-    begins, so they do not depend on loader processes or on what ran before.
+    begins, so they do not depend on loader processes or on what ran before. A set whose batches
+    come collated draws nothing at random, and takes the numbers as an array.
     """
 
-    def __init__(self, dataset: MapDataset, *, seeded: bool) -> None:
-        self.dataset, self.seeded = dataset, seeded
+    def __init__(self, dataset: MapDataset, *, collated: bool) -> None:
+        self.dataset, self.collated = dataset, collated
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitems__(self, ask: _Ask) -> Any:
-        if self.seeded:
-            torch.manual_seed(ask.seed >> 1)
-            random.seed(ask.seed)
-            np.random.seed(ask.seed & 0xFFFFFFFF)
         many = getattr(self.dataset, "__getitems__", None)
-        return many(list(ask)) if many else [self.dataset[number] for number in ask]
+        if self.collated and many:
+            return many(ask.numbers)
+        torch.manual_seed(ask.seed >> 1)
+        random.seed(ask.seed)
+        np.random.seed(ask.seed & 0xFFFFFFFF)
+        numbers = ask.numbers.tolist()
+        return many(numbers) if many else [self.dataset[number] for number in numbers]
 
 
 def _as_it_is(batch: Any) -> Any:

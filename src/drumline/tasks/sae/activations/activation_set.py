@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drumline.errors import DataError
-from drumline.tasks.sae.activations.block import NUMPY_TYPES, Block, Found
+from drumline.tasks.sae.activations.block import EXPONENTS, NUMPY_TYPES, Block, Found
 from drumline.tasks.sae.activations.detect import find_activations
+from drumline.tasks.sae.activations.gather import Gatherer, cut
 
 if TYPE_CHECKING:
     import torch
-
-SCRATCH_BYTES = 2**20
-"""Rows copied at once from a map to their places: small enough to stay in a processor's cache."""
 
 
 def open_activations(path: Path, *, name: str | None = None, verify: bool = False) -> ActivationSet:
@@ -55,6 +53,7 @@ class ActivationSet:
         self.dtype_name = found.blocks[0].dtype
         self._ends = np.cumsum([block.rows for block in found.blocks])
         self._rows: dict[int, NDArray[Any]] = {}
+        self._gatherer = Gatherer()
         self.pinned = False
 
     @property
@@ -86,9 +85,9 @@ class ActivationSet:
             raise IndexError(f"rows {asked.min()}..{asked.max()} are not within 0..{len(self) - 1}")
         rows = self._empty(asked.size)
         stored = rows.view(torch.int16) if self.dtype_name == "bfloat16" else rows
-        self._gather(asked, stored.numpy())
-        # A sum shows any bad row cheaply; only then is each row looked at.
-        if asked.size and not bool(rows.sum(dtype=torch.float32).isfinite()):
+        pieces = list(cut(asked, self._ends, self._blocks[0].row_bytes))
+        exponent, threads = EXPONENTS[self.dtype_name], torch.get_num_threads()
+        if not self._gatherer.copy(pieces, self._map, stored.numpy(), exponent, threads):
             self._refuse_non_finite(rows, asked)
         return rows
 
@@ -117,32 +116,6 @@ class ActivationSet:
         rows = torch.from_numpy(np.empty(shape, NUMPY_TYPES[self.dtype_name]))
         return rows.view(self.dtype)
 
-    def _gather(self, asked: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """Copy rows out of the maps, straight to their places, or block by block if several hold
-        them. Every number is within its block: "clip" only spares numpy a copy of what it takes.
-        """
-        if not asked.size:
-            return
-        owners = np.searchsorted(self._ends, asked, side="right")
-        if owners.min() == owners.max():
-            number = int(owners[0])
-            np.take(self._map(number), asked - self._first(number), axis=0, out=rows, mode="clip")
-            return
-        few = max(1, SCRATCH_BYTES // (self.width * rows.itemsize))
-        scratch = np.empty((min(few, asked.size), self.width), rows.dtype)
-        order = np.argsort(asked, kind="stable")
-        for number, places in _by_owner(owners, order):
-            for start in range(0, len(places), few):
-                some = places[start : start + few]
-                taken = scratch[: len(some)]
-                local = asked[some] - self._first(number)
-                np.take(self._map(number), local, axis=0, out=taken, mode="clip")
-                rows[some] = taken
-
-    def _first(self, number: int) -> int:
-        """Which row of the set the first of a block is."""
-        return int(self._ends[number]) - self._blocks[number].rows
-
     def _map(self, number: int) -> NDArray[Any]:
         """The rows of one block as an array over the file."""
         if number not in self._rows:
@@ -150,10 +123,8 @@ class ActivationSet:
         return self._rows[number]
 
     def _refuse_non_finite(self, rows: torch.Tensor, asked: NDArray[np.int64]) -> None:
-        """Name the first row that is not finite. A sum may overflow where every row is fine."""
+        """Name the first row that is not finite."""
         bad = (~rows.isfinite().all(dim=1)).nonzero().flatten().tolist()
-        if not bad:
-            return
         number = int(asked[bad].min())
         owner = int(np.searchsorted(self._ends, number, side="right"))
         block = self._blocks[owner]
@@ -167,15 +138,7 @@ class ActivationSet:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_rows": {}}
-
-
-def _by_owner(
-    owners: NDArray[np.int64], order: NDArray[np.int64]
-) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each block that is asked for, with the places of its rows in the order they lie on disk."""
-    numbers, starts = np.unique(owners[order], return_index=True)
-    yield from zip(numbers.tolist(), np.split(order, starts[1:]), strict=True)
+        return {**self.__dict__, "_rows": {}, "_gatherer": Gatherer()}
 
 
 def _open_block(block: Block) -> NDArray[Any]:
