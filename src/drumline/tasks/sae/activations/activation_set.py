@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drumline.errors import DataError
-from drumline.tasks.sae.activations.block import EXPONENTS, NUMPY_TYPES, Block, Found
+from drumline.tasks.sae.activations.block import NUMPY_TYPES, Block, Found
 from drumline.tasks.sae.activations.detect import find_activations
-from drumline.tasks.sae.activations.gather import Gatherer, cut
 
 if TYPE_CHECKING:
     import torch
@@ -52,8 +52,7 @@ class ActivationSet:
         self.width = found.blocks[0].width
         self.dtype_name = found.blocks[0].dtype
         self._ends = np.cumsum([block.rows for block in found.blocks])
-        self._rows: dict[int, NDArray[Any]] = {}
-        self._gatherer = Gatherer()
+        self._rows: dict[int, torch.Tensor] = {}
         self.pinned = False
 
     @property
@@ -85,10 +84,11 @@ class ActivationSet:
             raise IndexError(f"rows {asked.min()}..{asked.max()} are not within 0..{len(self) - 1}")
         rows = self._empty(asked.size)
         stored = rows.view(torch.int16) if self.dtype_name == "bfloat16" else rows
-        pieces = list(cut(asked, self._ends, self._blocks[0].row_bytes))
-        exponent, threads = EXPONENTS[self.dtype_name], torch.get_num_threads()
-        if not self._gatherer.copy(pieces, self._map, stored.numpy(), exponent, threads):
-            self._refuse_non_finite(rows, asked)
+        if asked.size:
+            self._gather(asked, stored)
+            least, most = torch.aminmax(rows)
+            if not bool(least.isfinite() & most.isfinite()):
+                self._refuse_non_finite(rows, asked)
         return rows
 
     def describe(self) -> dict[str, Any]:
@@ -116,8 +116,33 @@ class ActivationSet:
         rows = torch.from_numpy(np.empty(shape, NUMPY_TYPES[self.dtype_name]))
         return rows.view(self.dtype)
 
-    def _map(self, number: int) -> NDArray[Any]:
-        """The rows of one block as an array over the file."""
+    def _gather(self, asked: NDArray[np.int64], rows: torch.Tensor) -> None:
+        """Copy rows out of the maps to their places, block by block if several hold them.
+
+        By few calls that each copy much: torch uses all cores in one, and a thread that reads
+        ahead has to wait for the interpreter after each.
+        """
+        import torch
+
+        owners = np.searchsorted(self._ends, asked, side="right")
+        if owners.min() == owners.max():
+            number = int(owners[0])
+            local = torch.from_numpy(asked - self._first(number))
+            torch.index_select(self._map(number), 0, local, out=rows)
+            return
+        order = np.argsort(asked, kind="stable")
+        numbers, starts = np.unique(owners[order], return_index=True)
+        for number, places in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+            local = torch.from_numpy(asked[places] - self._first(number))
+            taken = torch.index_select(self._map(number), 0, local)
+            rows.index_copy_(0, torch.from_numpy(places), taken)
+
+    def _first(self, number: int) -> int:
+        """Which row of the set the first of a block is."""
+        return int(self._ends[number]) - self._blocks[number].rows
+
+    def _map(self, number: int) -> torch.Tensor:
+        """The rows of one block, mapped from the file; bfloat16 as int16."""
         if number not in self._rows:
             self._rows[number] = _open_block(self._blocks[number])
         return self._rows[number]
@@ -138,10 +163,12 @@ class ActivationSet:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_rows": {}, "_gatherer": Gatherer()}
+        return {**self.__dict__, "_rows": {}}
 
 
-def _open_block(block: Block) -> NDArray[Any]:
+def _open_block(block: Block) -> torch.Tensor:
+    import torch
+
     try:
         mapped = np.memmap(
             block.file,
@@ -156,5 +183,6 @@ def _open_block(block: Block) -> NDArray[Any]:
             remedy="It was there when the set was opened; do not change a set in use.",
             file=str(block.file),
         ) from None
-    # A plain array over the map: np.memmap itself makes every slice slow.
-    return np.asarray(mapped)
+    with warnings.catch_warnings():  # torch warns of memory that is not to be written
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(np.asarray(mapped))

@@ -20,13 +20,6 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float64": np.dtype("<f8"),
 }
-# The bits that are all set where a number is infinite or no number.
-EXPONENTS = {
-    "bfloat16": 0x7F80,
-    "float16": 0x7C00,
-    "float32": 0x7F80_0000,
-    "float64": 0x7FF0_0000_0000_0000,
-}
 
 
 @dataclass(frozen=True)
@@ -52,12 +45,7 @@ class Block:
     @property
     def size_bytes(self) -> int:
         """Bytes of all rows."""
-        return self.rows * self.row_bytes
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return self.width * NUMPY_TYPES[self.dtype].itemsize
+        return self.rows * self.width * NUMPY_TYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True)
