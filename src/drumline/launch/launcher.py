@@ -22,6 +22,9 @@ from drumline.run_directory import RunDirectory
 
 Output = Callable[[int, str], None]
 _TAIL_LINES = 15
+MOST_HOST_THREADS = 8
+"""Of a rank with a GPU: what it does on the host, copying samples, gains nothing from more, and
+threads that wait for work take time from the one that issues kernels."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,8 @@ class _Launch:
         """Variables of every rank. Devices go by UUID and are set before CUDA can start."""
         plan = self.request.plan
         threads = max(1, (os.cpu_count() or 1) // plan.world_size)
+        if plan.devices[0].kind != "cpu":
+            threads = min(threads, MOST_HOST_THREADS)
         environment = {
             RUN_DIR: str(self.run_dir.path.resolve()),
             ATTEMPT: str(number),
