@@ -42,10 +42,12 @@ class SampleOrder:
         """
         if not 0 <= start <= stop <= self.size:
             raise IndexError(f"positions {start}..{stop} are not within 0..{self.size}")
-        positions = np.arange(start, stop, dtype=np.uint64)
-        if not self.shuffle:
-            return positions.astype(np.int64)
-        return self._permute(positions, epoch).astype(np.int64)
+        return self.at(epoch, np.arange(start, stop, dtype=np.uint64))
+
+    def at(self, epoch: int, positions: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Sample numbers at some positions of an epoch, all of them within it."""
+        found = self._permute(positions, epoch) if self.shuffle else positions
+        return found.astype(np.int64)
 
     def _permute(self, positions: NDArray[np.uint64], epoch: int) -> NDArray[np.uint64]:
         keys = [mix(self.seed, epoch, round_) for round_ in range(_ROUNDS)]

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -25,6 +26,8 @@ from drumline.training.order import SampleOrder, mix
 T = TypeVar("T")
 READ_AHEAD = 2
 """Steps read while the device works on earlier ones."""
+POSITIONS_AT_ONCE, STEPS_AT_ONCE = 2**16, 16
+"""For so many samples of a rank their numbers are worked out together, in so many steps at most."""
 
 
 @dataclass(frozen=True)
@@ -202,14 +205,12 @@ class MapSource(Source):
             epoch, offset = spans[-1].epoch, spans[-1].stop
             yield spans, Cursor(epoch, offset)
 
-    def numbers(self, spans: Sequence[Span], first: int, count: int) -> NDArray[np.int64]:
-        """Sample numbers of `count` positions of a step, from its position `first` on."""
+    def numbers(self, spans: Sequence[Span]) -> NDArray[np.int64]:
+        """Sample numbers at the positions of some spans, one after the other."""
         found = []
-        for span in spans:
-            low, high = max(0, first), min(len(span), first + count)
-            if low < high:
-                found.append(self.order.samples(span.epoch, span.start + low, span.start + high))
-            first -= len(span)
+        for epoch, same in groupby(spans, key=lambda span: span.epoch):
+            ranges = [np.arange(span.start, span.stop, dtype=np.uint64) for span in same]
+            found.append(self.order.at(epoch, np.concatenate(ranges)))
         return np.concatenate(found)
 
     def steps_in_epochs(self, epochs: int, global_batch: int) -> int:
@@ -248,23 +249,51 @@ def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
 
 
 class _RankSampler:
-    """The sample numbers of one rank's share of every step, leaving out empty shares."""
+    """The sample numbers of one rank's share of every step, leaving out empty shares.
+
+    Numbers of several steps are worked out at once: a thread that reads ahead has to wait for the
+    interpreter after each of the many small calls that this takes.
+    """
 
     def __init__(self, source: MapSource, share: ShareOfStep, cursor: Cursor) -> None:
         self.source, self.share, self.cursor = source, share, cursor
 
     def __iter__(self) -> Iterator[_Ask]:
-        share = self.share
-        if not share.weights[share.rank]:
+        if not self.share.weights[self.share.rank]:
             return  # there is nothing to look for, however far a loader looks ahead
+        shares = self._shares()
+        while True:
+            some = list(islice(shares, self._steps_at_once()))
+            numbers = self.source.numbers([span for spans, _ in some for span in spans])
+            ends = np.cumsum([sum(map(len, spans)) for spans, _ in some])
+            for own, (_, seed) in zip(np.split(numbers, ends[:-1]), some, strict=True):
+                yield _Ask(own, seed)
+
+    def _steps_at_once(self) -> int:
+        share = self.share
+        mine = share.global_batch * share.weights[share.rank] // sum(share.weights)
+        return min(STEPS_AT_ONCE, max(1, POSITIONS_AT_ONCE // max(1, mine)))
+
+    def _shares(self) -> Iterator[tuple[list[Span], int]]:
+        """The spans of this rank's samples in every step, and the step's seed for it."""
+        share, order = self.share, self.source.order
         for spans, _ in self.source.walk(self.cursor, share.global_batch):
             counts = cut_shares(sum(map(len, spans)), share.weights, share.granularity)
-            count = counts[share.rank]
+            count, first = counts[share.rank], sum(counts[: share.rank])
             if count:
-                first = sum(counts[: share.rank])
-                numbers = self.source.numbers(spans, first, count)
-                seed = mix(self.source.order.seed, spans[0].epoch, spans[0].start + first)
-                yield _Ask(numbers, seed)
+                seed = mix(order.seed, spans[0].epoch, spans[0].start + first)
+                yield _part(spans, first, count), seed
+
+
+def _part(spans: Sequence[Span], first: int, count: int) -> list[Span]:
+    """`count` positions of consecutive spans, from their position `first` on."""
+    found = []
+    for span in spans:
+        low, high = max(0, first), min(len(span), first + count)
+        if low < high:
+            found.append(Span(span.epoch, span.start + low, span.start + high))
+        first -= len(span)
+    return found
 
 
 @dataclass(frozen=True)
