@@ -1,0 +1,232 @@
+"""How fast each rank is on its own, and what follows: shares in that proportion, or a warning.
+
+A few steps at a time are timed on every rank: how long it waited for data, and how long forward and
+backward took before anything was summed. Waits for other ranks are in neither. All ranks learn all
+speeds and come to the same answer, which `planning.balance` gives. Timed steps are steps like
+others, and shares change no result, so nothing is trained twice or in vain.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+import torch
+
+from drumline.config import DistributedConfig
+from drumline.hardware import choose_provider, why_slow
+from drumline.planning.balance import OwnWork, rebalance, slow_ranks
+from drumline.training.source import ShareOfStep, StepBatch
+from drumline.training.step import CAREFUL_STEPS, StepOutcome
+from drumline.training.stopwatch import Lap, Stopwatch
+from drumline.training.watchers import Watcher
+
+if TYPE_CHECKING:
+    from drumline.training.session import Session
+
+TIMED_STEPS = 5
+"""Steps of one measurement; of computing the median counts, so that two may be disturbed."""
+
+CALIBRATIONS = 4
+"""Measurements at the start, at most: with each, shares come nearer to where all end at once."""
+
+LOOK_AGAIN_STEPS = 20
+"""Steps after which a rank that seemed slow is measured again, before it is named."""
+
+_MUCH_READING = 0.3
+_LITTLE_PROCESSOR = 0.8
+
+
+@dataclass(frozen=True)
+class NewShares:
+    """Shares that are to take effect, and why."""
+
+    shares: tuple[int, ...]
+    speeds: tuple[float, ...]
+    gain: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """One timed step of this rank."""
+
+    samples: int
+    waited_s: float
+    lap: Lap
+
+
+class BalanceWatcher(Watcher):
+    """Measures every so often; see the module.
+
+    Args:
+        config: How the run is spread.
+        device: This rank's.
+    """
+
+    def __init__(self, config: DistributedConfig, device: torch.device) -> None:
+        self.config, self._device = config.balance, device
+        self._measured = config.shares == "measured"
+        self._calibrations = CALIBRATIONS if self._measured else 0
+        self._pause = CAREFUL_STEPS if self._measured else self._between()
+        self._timed: list[_Timed | None] = []
+        self._share: ShareOfStep | None = None
+        self._suspects: frozenset[int] = frozenset()
+        self._named: frozenset[int] = frozenset()
+
+    def attach(self, session: Session) -> None:
+        """Hang this on a session, where there is anything to compare and it can be measured."""
+        if len(session.share.weights) < 2 or 0 in session.share.weights:
+            return
+        if session.step.stopwatch is not None:
+            self._share = session.share
+            session.watchers.append(self)
+        elif self._measured and session.world.is_main:
+            session.events.emit(
+                "warning",
+                code="shares_not_measured",
+                message="Shares stay equal: the ranks cannot be timed one by one where "
+                f"{_obstacle(session)}. distributed.shares takes numbers, too.",
+            )
+
+    def before_step(self, session: Session, batch: StepBatch) -> None:
+        """Arm the stopwatch when it is time."""
+        del batch
+        if session.share is not self._share:  # in new shares, read by a loader that has just begun
+            self._share, self._timed = session.share, []
+            self._pause = max(self._pause, 1)
+        self._pause -= 1
+        self._watch(session).armed = self._pause < 0
+
+    def after_step(self, session: Session, batch: StepBatch, outcome: StepOutcome) -> None:
+        """Note what an armed step took; after enough of them, decide with the others."""
+        del outcome
+        watch = self._watch(session)
+        if not watch.armed:
+            return
+        lap = watch.lap()
+        done = lap is not None and batch.count
+        self._timed.append(_Timed(batch.count, session.waited_s, lap) if done and lap else None)
+        if len(self._timed) == TIMED_STEPS:
+            self._conclude(session)
+            self._timed = []
+
+    def _conclude(self, session: Session) -> None:
+        self._pause = self._between()
+        ranks = session.world.control.gather((session.world.device_name, self._own_work()))
+        works = {rank: work for rank, (_, work) in enumerate(ranks) if work is not None}
+        if len(works) < len(ranks):
+            return  # some rank could not tell, for it began again with smaller micro-batches
+        speeds = tuple(works[rank].samples_per_s for rank in range(len(ranks)))
+        if session.world.is_main:
+            session.events.emit(
+                "rank_speeds",
+                step=session.progress.step,
+                samples_per_s=[round(speed, 3) for speed in speeds],
+                reading=[round(works[rank].reading, 3) for rank in range(len(ranks))],
+            )
+        self._name_slow_ranks(session, slow_ranks([name for name, _ in ranks], speeds), works)
+        if self._measured:
+            self._share_out(session, speeds)
+
+    def _own_work(self) -> OwnWork | None:
+        """What the timed steps took for each sample; None if none of them can tell."""
+        known = [timed for timed in self._timed if timed is not None]
+        if not known:
+            return None
+        on_cpu = self._device.type == "cpu"
+        return OwnWork(
+            reading_s=sum(t.waited_s for t in known) / sum(t.samples for t in known),
+            computing_s=median(t.lap.seconds / t.samples for t in known),
+            on_processor=fmean(t.lap.processor_s / t.lap.seconds for t in known)
+            if on_cpu
+            else None,
+        )
+
+    def _share_out(self, session: Session, speeds: tuple[float, ...]) -> None:
+        granularity = session.share.granularity
+        shares, gain = rebalance(session.shares, speeds, granularity)
+        calibrating, self._calibrations = self._calibrations > 0, max(0, self._calibrations - 1)
+        session.coming = None
+        if shares == session.shares:
+            self._calibrations = 0
+            return
+        step = session.progress.step
+        if calibrating:
+            self._pause = 0
+            session.reshare(NewShares(shares, speeds, gain, f"calibration up to step {step}"))
+        elif self.config.change_at == "once":
+            session.reshare(NewShares(shares, speeds, gain, f"measured at step {step}"))
+        else:
+            reason = f"measured at step {step}, in effect with the next epoch"
+            session.coming = NewShares(shares, speeds, gain, reason)
+
+    def _name_slow_ranks(
+        self, session: Session, slow: Mapping[int, float], works: Mapping[int, OwnWork]
+    ) -> None:
+        """Warn of ranks that were slow twice in a row, once until they have recovered."""
+        again = self._suspects & slow.keys() - self._named
+        self._named = (self._named | again) & slow.keys()
+        self._suspects = frozenset(slow)
+        if self._suspects - self._named:
+            self._pause = min(self._pause, LOOK_AGAIN_STEPS)
+        rank = session.world.rank
+        if rank in again:
+            causes = _causes(works, rank, self._device)
+            session.events.emit(
+                "warning",
+                code="slow_rank",
+                message=f"Rank {rank} works at {slow[rank]:.0%} of the speed of like devices: "
+                f"{'; '.join(causes) or 'no cause was found'}. Training goes on"
+                + (
+                    "; distributed.shares=measured would give it less to do."
+                    if not self._measured
+                    else "."
+                ),
+                step=session.progress.step,
+                part=round(slow[rank], 3),
+                causes=causes,
+            )
+
+    def _watch(self, session: Session) -> Stopwatch:
+        assert session.step.stopwatch is not None
+        return session.step.stopwatch
+
+    def _between(self) -> int:
+        """Steps that are not timed until the next measurement."""
+        every = self.config.every_steps
+        return 2**62 if every is None else max(1, every - TIMED_STEPS)
+
+
+def _obstacle(session: Session) -> str:
+    if session.strategy.lockstep:
+        return f"mode {session.strategy.mode.value} makes them wait for each other in every layer"
+    return "the task brings a step of its own"
+
+
+def _causes(works: Mapping[int, OwnWork], rank: int, device: torch.device) -> list[str]:
+    """Why this rank may be slow, as far as it can see."""
+    own = works[rank]
+    causes = []
+    if own.reading > _MUCH_READING:
+        causes.append(f"it waits for data {own.reading:.0%} of its time (see data_workers)")
+    if own.on_processor is not None and own.on_processor < _LITTLE_PROCESSOR:
+        causes.append(
+            f"other processes take its processor: it had one {own.on_processor:.0%} of the time"
+        )
+    if device.type == "cuda":
+        causes += _told_by_sensors(device)
+    return causes
+
+
+def _told_by_sensors(device: torch.device) -> list[str]:
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    provider = choose_provider()
+    try:
+        found = [there for there in provider.probe().devices if there.uuid == uuid]
+    finally:
+        provider.close()
+    return [cause for there in found for cause in why_slow(there, os.getpid())]
