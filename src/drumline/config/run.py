@@ -61,13 +61,16 @@ class Precision(StrEnum):
 
 
 def _shares(value: Any) -> Any:
-    """Refuse in one line what is none of the three."""
+    """Refuse in one line what is none of the three; a key left empty means equal."""
+    if value is None:
+        return "equal"
     counts = isinstance(value, list | tuple) and value and all(map(_is_count, value))
     if counts or value in ("equal", "measured"):
         return value
     near = get_close_matches(str(value), ("equal", "measured"), n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
-    raise ValueError(f"{meant}give equal, measured, or samples for each rank such as [9, 3]")
+    remedy = f"Did you mean {near[0]}?" if near else "Use equal, measured, or a list like [9, 3]."
+    what = "is neither a way to share nor samples for each rank"
+    raise PydanticCustomError("shares", "{what}", {"what": what, "remedy": remedy})
 
 
 def _is_count(value: Any) -> bool:

@@ -106,7 +106,7 @@ def plan(
         global_batch=config.global_batch,
         shares=shares,
         micro_batch=micro_batch_of(config, shares),
-        reasons=(*reasons, why),
+        reasons=(*reasons, why, *_about_shares(config, len(shares))),
         candidates=candidates,
         memory=() if memory is None else kinds(machine, devices, memory),
     )
@@ -166,6 +166,12 @@ def spread(config: RunConfig, world_size: int) -> tuple[int, ...]:
             remedy=f"The nearest that fit are {list(shares)}.",
         )
     return shares
+
+
+def _about_shares(config: RunConfig, ranks: int) -> Sequence[str]:
+    if config.distributed.shares != "measured" or ranks < 2:
+        return ()
+    return ("shares: equal to begin with, then in proportion to the speeds that ranks measure",)
 
 
 def _equal_shares(config: RunConfig, count: int) -> tuple[int, ...]:

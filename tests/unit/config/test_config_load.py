@@ -183,7 +183,7 @@ def test_numbers_may_stand_for_texts() -> None:
         ("optimizer.lr=1e-3", ["optimizer", "lr"], 0.001),
         ("optimizer.lr=0.5", ["optimizer", "lr"], 0.5),
         ("distributed.shares=[9, 3]", ["distributed", "shares"], [9, 3]),
-        ("distributed.shares=null", ["distributed", "shares"], None),
+        ("distributed.shares=null", ["distributed", "shares"], "equal"),
         ("micro_batch=", ["micro_batch"], None),
         ("devices=0,2", ["devices"], "0,2"),
         ("devices=4", ["devices"], "4"),
