@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spread_worlds import Case, Trained, case, largest_difference, launch
+from spread_worlds import Case, Trained, case, largest_difference, launch, same_bits
 
 from drumline.events import read_events
 
@@ -78,6 +78,12 @@ def test_whatever_the_shares_the_weights_are_those_of_one_process(
     trained: dict[str, Trained], alone: Trained, way: str
 ) -> None:
     assert largest_difference(trained[way].weights, alone.weights) <= EXACT
+
+
+def test_being_timed_changes_no_bit(trained: dict[str, Trained]) -> None:
+    """Both have equal shares; one is timed in five of every eight steps, the other never."""
+    assert told(trained["equal"], "rank_speeds", "step") == []
+    assert same_bits(trained["reading"].weights, trained["equal"].weights)
 
 
 def test_the_calibration_finds_a_rank_of_half_speed_and_then_leaves_it(

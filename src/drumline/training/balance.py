@@ -175,7 +175,7 @@ class BalanceWatcher(Watcher):
             self._pause = min(self._pause, LOOK_AGAIN_STEPS)
         rank = session.world.rank
         if rank in again:
-            causes = _causes(works, rank, self._device)
+            causes = _causes(works[rank], self._device)
             session.events.emit(
                 "warning",
                 code="slow_rank",
@@ -207,9 +207,8 @@ def _obstacle(session: Session) -> str:
     return "the task brings a step of its own"
 
 
-def _causes(works: Mapping[int, OwnWork], rank: int, device: torch.device) -> list[str]:
+def _causes(own: OwnWork, device: torch.device) -> list[str]:
     """Why this rank may be slow, as far as it can see."""
-    own = works[rank]
     causes = []
     if own.reading > _MUCH_READING:
         causes.append(f"it waits for data {own.reading:.0%} of its time (see data_workers)")
