@@ -69,9 +69,8 @@ class BalanceWatcher(Watcher):
 
     def __init__(self, config: DistributedConfig, device: torch.device) -> None:
         self.config, self._device = config.balance, device
-        self._measured = config.shares == "measured"
-        self._calibrations = CALIBRATIONS if self._measured else 0
-        self._pause = CAREFUL_STEPS if self._measured else self._between()
+        self._shares_follow = config.shares == "measured"
+        self._calibrations, self._pause = 0, self._between()
         self._timed: list[_Timed | None] = []
         self._share: ShareOfStep | None = None
         self._suspects: frozenset[int] = frozenset()
@@ -81,16 +80,20 @@ class BalanceWatcher(Watcher):
         """Hang this on a session, where there is anything to compare and it can be measured."""
         if len(session.share.weights) < 2 or 0 in session.share.weights:
             return
-        if session.step.stopwatch is not None:
-            self._share = session.share
-            session.watchers.append(self)
-        elif self._measured and session.world.is_main:
+        obstacle = _obstacle(session)
+        if self._shares_follow and obstacle and session.world.is_main:
             session.events.emit(
                 "warning",
                 code="shares_not_measured",
-                message="Shares stay equal: the ranks cannot be timed one by one where "
-                f"{_obstacle(session)}. distributed.shares takes numbers, too.",
+                message=f"Shares stay equal, for {obstacle}. distributed.shares takes numbers, "
+                "too.",
             )
+        self._shares_follow = self._shares_follow and not obstacle
+        if self._shares_follow:
+            self._calibrations, self._pause = CALIBRATIONS, CAREFUL_STEPS
+        if session.step.stopwatch is not None:
+            self._share = session.share
+            session.watchers.append(self)
 
     def before_step(self, session: Session, batch: StepBatch) -> None:
         """Arm the stopwatch when it is time."""
@@ -108,8 +111,10 @@ class BalanceWatcher(Watcher):
         if not watch.armed:
             return
         lap = watch.lap()
-        done = lap is not None and batch.count
-        self._timed.append(_Timed(batch.count, session.waited_s, lap) if done and lap else None)
+        if lap is None or not batch.count:
+            self._timed.append(None)
+        else:
+            self._timed.append(_Timed(batch.count, session.waited_s, lap))
         if len(self._timed) == TIMED_STEPS:
             self._conclude(session)
             self._timed = []
@@ -129,7 +134,7 @@ class BalanceWatcher(Watcher):
                 reading=[round(works[rank].reading, 3) for rank in range(len(ranks))],
             )
         self._name_slow_ranks(session, slow_ranks([name for name, _ in ranks], speeds), works)
-        if self._measured:
+        if self._shares_follow:
             self._share_out(session, speeds)
 
     def _own_work(self) -> OwnWork | None:
@@ -176,16 +181,13 @@ class BalanceWatcher(Watcher):
         rank = session.world.rank
         if rank in again:
             causes = _causes(works[rank], self._device)
+            less = "; distributed.shares=measured would give it less to do"
+            less = "" if self._shares_follow else less
             session.events.emit(
                 "warning",
                 code="slow_rank",
                 message=f"Rank {rank} works at {slow[rank]:.0%} of the speed of like devices: "
-                f"{'; '.join(causes) or 'no cause was found'}. Training goes on"
-                + (
-                    "; distributed.shares=measured would give it less to do."
-                    if not self._measured
-                    else "."
-                ),
+                f"{'; '.join(causes) or 'no cause was found'}. Training goes on{less}.",
                 step=session.progress.step,
                 part=round(slow[rank], 3),
                 causes=causes,
@@ -202,9 +204,15 @@ class BalanceWatcher(Watcher):
 
 
 def _obstacle(session: Session) -> str:
+    """Why shares cannot follow speed; empty if they can."""
     if session.strategy.lockstep:
-        return f"mode {session.strategy.mode.value} makes them wait for each other in every layer"
-    return "the task brings a step of its own"
+        mode = session.strategy.mode.value
+        return f"in mode {mode} ranks wait for each other in every layer and cannot be timed"
+    if session.step.stopwatch is None:
+        return "the task brings a step of its own, which is not timed"
+    if not session.source.reshares:
+        return "the task's data cannot be cut in other shares while the run goes on"
+    return ""
 
 
 def _causes(own: OwnWork, device: torch.device) -> list[str]:

@@ -72,6 +72,7 @@ class Session:
 
     def open_source(self) -> None:
         """Let the next batch be the one at the progress's cursor."""
+        self.batches = iter(())  # what was read ahead goes before more is read
         self.batches = self.source.open(self.share, self.progress.cursor)
 
     def next_batch(self) -> StepBatch:

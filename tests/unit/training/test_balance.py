@@ -27,13 +27,19 @@ class Events:
 
 
 def attached(
-    shares: str, weights: tuple[int, ...], *, timed: bool, lockstep: bool = False
+    shares: str,
+    weights: tuple[int, ...],
+    *,
+    timed: bool,
+    lockstep: bool = False,
+    reshares: bool = True,
 ) -> tuple[bool, list[dict[str, Any]]]:
     """Whether a watcher hangs itself on such a session, and what it says."""
     session: Any = SimpleNamespace(
         share=ShareOfStep(0, weights, sum(weights)),
         step=SimpleNamespace(stopwatch=Stopwatch(CPU) if timed else None),
         strategy=SimpleNamespace(lockstep=lockstep, mode=Mode.SHARDED),
+        source=SimpleNamespace(reshares=reshares),
         world=world(),
         events=Events(),
         watchers=[],
@@ -53,16 +59,22 @@ def test_where_there_is_nothing_to_compare_nothing_is_measured(weights: tuple[in
 
 
 @pytest.mark.parametrize(
-    ("lockstep", "reason"), [(True, "mode sharded"), (False, "a step of its own")]
+    ("what", "reason"),
+    [
+        ({"timed": False, "lockstep": True}, "mode sharded"),
+        ({"timed": False}, "a step of its own"),
+        ({"timed": True, "reshares": False}, "the task's data"),
+    ],
 )
-def test_shares_that_cannot_be_measured_stay_equal_and_it_is_said_why(
-    lockstep: bool, reason: str
+def test_shares_that_cannot_follow_speed_stay_equal_and_it_is_said_why(
+    what: dict[str, bool], reason: str
 ) -> None:
-    hangs, (told,) = attached("measured", (8, 8), timed=False, lockstep=lockstep)
-    assert not hangs
+    """Where a rank can be timed, a slow one is named all the same."""
+    hangs, (told,) = attached("measured", (8, 8), **what)
+    assert hangs is what["timed"]
     assert told["code"] == "shares_not_measured"
     assert reason in told["message"]
-    assert attached("equal", (8, 8), timed=False, lockstep=lockstep) == (False, [])
+    assert attached("equal", (8, 8), **what) == (what["timed"], [])
 
 
 @pytest.mark.parametrize(

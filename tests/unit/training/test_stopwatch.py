@@ -12,7 +12,7 @@ import torch
 from single_process import RecordingTask, batch_of, step_of
 from torch import Tensor, nn
 
-from drumline.training.stopwatch import Lap, Stopwatch
+from drumline.training.stopwatch import DeviceClock, Lap, Stopwatch
 
 DATA = torch.randn(12, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
@@ -107,3 +107,22 @@ def test_timing_changes_no_bit_of_the_result(clock: Clock, tmp_path: Path) -> No
             step.take(batch_of(DATA, 12), index)
         results.append(model.weight.detach())
     assert torch.equal(*results)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_lap_is_the_streams_own_time() -> None:
+    """The work is long, its launch is not: the host's clock would see next to nothing."""
+    device = torch.device("cuda")
+    watch, clock = Stopwatch(device), DeviceClock(device)
+    matrix = torch.randn(4096, 4096, device=device)
+    torch.cuda.synchronize()
+    before, began = clock.now(), time.perf_counter()
+    watch.start()
+    for _ in range(20):
+        matrix = matrix @ matrix * 1e-3
+    watch.stop()
+    launched_s, after = time.perf_counter() - began, clock.now()
+    torch.cuda.synchronize()
+    lap = watch.lap()
+    assert lap is not None
+    assert launched_s < lap.seconds <= clock.between(before, after)
