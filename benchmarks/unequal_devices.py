@@ -28,10 +28,10 @@ from torch.utils.data import TensorDataset
 from drumline import RunConfig, Trainer
 from drumline.events import read_events
 
-GLOBAL_BATCH, MICRO_BATCH, CLASSES = 256, 8, 10
+GLOBAL_BATCH, MICRO_BATCH, CLASSES = 384, 8, 10
 EVENT_STEPS = 2  # between step events, which are a message among ranks
 WARM_UP = {"equal": 2, "measured": 20}
-COLUMNS = "cpu,torch,rank_0_alone,rank_1_alone,sum,both_at_once,equal,measured,shares"
+COLUMNS = "cpu,torch,rank_0_alone,rank_1_alone,sum,equal,measured,shares"
 COLUMNS += ",equal_over_sum,measured_over_sum"
 
 
@@ -122,13 +122,6 @@ def measure(folder: Path, steps: int) -> dict[str, Any]:
     for core in (0, 1):
         finish(start(folder, f"rank_{core}", core=core, **alone), folder, f"rank_{core}")
         found[f"rank_{core}_alone"] = speed(folder, f"rank_{core}", steps)
-    # The first has to go on while the second, at half its speed, is timed.
-    long = {"batch": half, "steps": 3 * steps + 20}
-    beside = [start(folder, "beside_0", core=0, **long)]
-    beside += [start(folder, "beside_1", core=1, **alone)]
-    finish(beside[1], folder, "beside_1")
-    finish(beside[0], folder, "beside_0")
-    found["both_at_once"] = sum(speed(folder, f"beside_{c}", steps) for c in (0, 1))
     for shares, warm_up in WARM_UP.items():
         more = {"batch": GLOBAL_BATCH, "steps": warm_up + steps, "shares": shares}
         finish(start(folder, shares, **more), folder, shares)
@@ -143,14 +136,13 @@ def report(found: dict[str, Any]) -> None:
         ("rank 0 alone", found["rank_0_alone"]),
         ("rank 1 alone, on half a core", found["rank_1_alone"]),
         ("sum of both", together),
-        ("both at once, without exchange", found["both_at_once"]),
         ("two ranks, equal shares", found["equal"]),
         (f"two ranks, measured shares {found['shares']}", found["measured"]),
     ]
     for name, value in rows:
         print(f"{name:42} {value:8.2f} samples/s   {value / together:7.1%} of the sum")
     shares = " + ".join(map(str, found["shares"]))
-    numbers = [found["rank_0_alone"], found["rank_1_alone"], together, found["both_at_once"]]
+    numbers = [found["rank_0_alone"], found["rank_1_alone"], together]
     numbers += [found["equal"], found["measured"]]
     ratios = [found["equal"] / together, found["measured"] / together]
     print(COLUMNS)
@@ -165,7 +157,7 @@ def processor() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--measured-steps", type=int, default=8, help="steps of each speed")
+    parser.add_argument("--measured-steps", type=int, default=6, help="steps of each speed")
     for name in ("core", "batch", "steps"):
         parser.add_argument(f"--{name}", type=int, default=0, help=argparse.SUPPRESS)
     for name in ("shares", "train"):

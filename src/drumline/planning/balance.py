@@ -13,7 +13,7 @@ from statistics import median
 from drumline.planning.shares import cut_shares
 
 LEAST_GAIN = 0.03
-"""Shares move only if a step gets shorter by more than this: less is the noise of a measurement."""
+"""Shares move only if a step gets shorter by more than this: less is not worth a new loader."""
 
 SLOW = 0.8
 """A rank below this part of the speed of like devices is named in a warning."""
@@ -25,13 +25,15 @@ class OwnWork:
 
     Attributes:
         reading_s: Seconds of waiting for data, for each sample.
-        computing_s: Seconds of forward and backward, for each sample.
+        computing_s: Seconds of forward and backward, for each sample; a median of some steps.
+        spread: How far the middle half of those steps lies apart, as a part of the median.
         on_processor: The part of the computing in which a CPU process had a processor; None where
             another device computes.
     """
 
     reading_s: float
     computing_s: float
+    spread: float = 0.0
     on_processor: float | None = None
 
     @property
@@ -45,8 +47,28 @@ class OwnWork:
         return self.reading_s / (self.reading_s + self.computing_s)
 
 
+def own_work(
+    samples: Sequence[int],
+    waited_s: Sequence[float],
+    computed_s: Sequence[float],
+    on_processor: float | None = None,
+) -> OwnWork:
+    """What some timed steps say of a rank.
+
+    Args:
+        samples: The rank's samples in each of them; not 0.
+        waited_s: How long it waited for them. Their mean counts, as few batches wait for all.
+        computed_s: How long it computed. The median counts, so that some may be disturbed.
+        on_processor: See `OwnWork`.
+    """
+    per_sample = sorted(s / n for s, n in zip(computed_s, samples, strict=True))
+    middle, quarter = median(per_sample), len(per_sample) // 4
+    spread = (per_sample[-1 - quarter] - per_sample[quarter]) / middle
+    return OwnWork(sum(waited_s) / sum(samples), middle, spread, on_processor)
+
+
 def rebalance(
-    shares: Sequence[int], speeds: Sequence[float], granularity: int = 1
+    shares: Sequence[int], speeds: Sequence[float], granularity: int = 1, noise: float = 0.0
 ) -> tuple[tuple[int, ...], float]:
     """New shares for ranks of measured speeds, and the part of the step time they save.
 
@@ -58,14 +80,16 @@ def rebalance(
         shares: Samples of a full step for each rank now.
         speeds: Samples per second that each rank came to with its share; all positive.
         granularity: Shares are whole groups of so many samples.
+        noise: How uncertain the speeds are, as a part of them.
 
     Returns:
-        The present shares and 0.0, where others would not be better by more than `LEAST_GAIN`.
+        The present shares and 0.0, where others would not be better by more than `LEAST_GAIN` and
+        the noise.
     """
     found = in_proportion(sum(shares), speeds, granularity)
     before, after = _longest(shares, speeds), _longest(found, speeds)
     gain = 1.0 - after / before
-    return (found, gain) if gain > LEAST_GAIN else (tuple(shares), 0.0)
+    return (found, gain) if gain > max(LEAST_GAIN, noise) else (tuple(shares), 0.0)
 
 
 def in_proportion(total: int, speeds: Sequence[float], granularity: int = 1) -> tuple[int, ...]:

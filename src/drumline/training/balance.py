@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
 
 from drumline.config import DistributedConfig
 from drumline.hardware import choose_provider, why_slow
-from drumline.planning.balance import OwnWork, rebalance, slow_ranks
+from drumline.planning.balance import OwnWork, own_work, rebalance, slow_ranks
 from drumline.training.source import ShareOfStep, StepBatch
 from drumline.training.step import CAREFUL_STEPS, StepOutcome
 from drumline.training.stopwatch import Lap, Stopwatch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from drumline.training.session import Session
 
 TIMED_STEPS = 5
-"""Steps of one measurement; of computing the median counts, so that two may be disturbed."""
+"""Steps of one measurement, of which two may be disturbed."""
 
 CALIBRATIONS = 4
 """Measurements at the start, at most: with each, shares come nearer to where all end at once."""
@@ -135,25 +135,25 @@ class BalanceWatcher(Watcher):
             )
         self._name_slow_ranks(session, slow_ranks([name for name, _ in ranks], speeds), works)
         if self._shares_follow:
-            self._share_out(session, speeds)
+            self._share_out(session, speeds, max(work.spread for work in works.values()))
 
     def _own_work(self) -> OwnWork | None:
         """What the timed steps took for each sample; None if none of them can tell."""
         known = [timed for timed in self._timed if timed is not None]
         if not known:
             return None
+        laps = [timed.lap for timed in known]
         on_cpu = self._device.type == "cpu"
-        return OwnWork(
-            reading_s=sum(t.waited_s for t in known) / sum(t.samples for t in known),
-            computing_s=median(t.lap.seconds / t.samples for t in known),
-            on_processor=fmean(t.lap.processor_s / t.lap.seconds for t in known)
-            if on_cpu
-            else None,
+        return own_work(
+            [timed.samples for timed in known],
+            [timed.waited_s for timed in known],
+            [lap.seconds for lap in laps],
+            fmean(lap.processor_s / lap.seconds for lap in laps) if on_cpu else None,
         )
 
-    def _share_out(self, session: Session, speeds: tuple[float, ...]) -> None:
+    def _share_out(self, session: Session, speeds: tuple[float, ...], noise: float) -> None:
         granularity = session.share.granularity
-        shares, gain = rebalance(session.shares, speeds, granularity)
+        shares, gain = rebalance(session.shares, speeds, granularity, noise)
         calibrating, self._calibrations = self._calibrations > 0, max(0, self._calibrations - 1)
         session.coming = None
         if shares == session.shares:

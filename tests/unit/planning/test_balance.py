@@ -11,6 +11,7 @@ from drumline.planning.balance import (
     LEAST_GAIN,
     OwnWork,
     in_proportion,
+    own_work,
     rebalance,
     slow_ranks,
 )
@@ -110,6 +111,11 @@ def test_with_costs_that_do_not_depend_on_the_share_it_comes_near_without_going_
     assert max(abs(a - b) for a, b in zip(settled, shares, strict=True)) <= 0.06 * total
 
 
+@pytest.mark.parametrize(("noise", "moves"), [(0.0, True), (0.3, True), (0.34, False)])
+def test_shares_stay_where_the_noise_is_as_large_as_the_gain(noise: float, moves: bool) -> None:
+    assert (rebalance((48, 48), (2.0, 1.0), noise=noise)[0] == (64, 32)) is moves
+
+
 def test_more_ranks_than_groups_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError, match="3 ranks"):
         in_proportion(10, [1.0, 1.0, 1.0], granularity=4)
@@ -136,3 +142,16 @@ def test_speed_counts_the_wait_for_data() -> None:
     work = OwnWork(reading_s=0.03, computing_s=0.01)
     assert work.samples_per_s == pytest.approx(25.0)
     assert work.reading == pytest.approx(0.75)
+
+
+def test_of_five_steps_the_median_computes_and_the_outermost_do_not_spread() -> None:
+    """Seconds a sample: 9, 1.0, 1.2, 0.9, 0.1; the middle three span 0.3 around 1.0."""
+    work = own_work([10, 10, 20, 10, 10], [0, 0, 6, 0, 0], [90, 10, 24, 9, 1], 0.5)
+    assert work.computing_s == pytest.approx(1.0)
+    assert work.spread == pytest.approx(0.3)
+    assert work.reading_s == pytest.approx(6 / 60)
+    assert work.on_processor == 0.5
+
+
+def test_one_step_has_no_spread() -> None:
+    assert own_work([4], [2.0], [8.0]) == OwnWork(0.5, 2.0)
