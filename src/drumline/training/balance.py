@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ import torch
 
 from drumline.config import DistributedConfig
 from drumline.hardware import choose_provider, why_slow
-from drumline.planning.balance import OwnWork, own_work, rebalance, slow_ranks
+from drumline.planning.balance import LEAST_GAIN, OwnWork, own_work, rebalance, slow_ranks
 from drumline.training.source import ShareOfStep, StepBatch
 from drumline.training.step import CAREFUL_STEPS, StepOutcome
 from drumline.training.stopwatch import Lap, Stopwatch
@@ -31,7 +31,9 @@ TIMED_STEPS = 5
 """Steps of one measurement, of which two may be disturbed."""
 
 CALIBRATIONS = 4
-"""Measurements at the start, at most: with each, shares come nearer to where all end at once."""
+"""Measurements at the start, at most: with each, shares come nearer to where all end at once. They
+end with one that is clear and moves nothing.
+"""
 
 LOOK_AGAIN_STEPS = 20
 """Steps after which a rank that seemed slow is measured again, before it is named."""
@@ -152,22 +154,19 @@ class BalanceWatcher(Watcher):
         )
 
     def _share_out(self, session: Session, speeds: tuple[float, ...], noise: float) -> None:
-        granularity = session.share.granularity
-        shares, gain = rebalance(session.shares, speeds, granularity, noise)
-        calibrating, self._calibrations = self._calibrations > 0, max(0, self._calibrations - 1)
+        shares, gain = rebalance(session.shares, speeds, session.share.granularity, noise)
+        moves, starting = shares != session.shares, self._calibrations > 0
+        if starting:
+            clear = not moves and noise <= LEAST_GAIN
+            self._calibrations = 0 if clear else self._calibrations - 1
+            self._pause = 0 if self._calibrations else self._pause
         session.coming = None
-        if shares == session.shares:
-            self._calibrations = 0
-            return
-        step = session.progress.step
-        if calibrating:
-            self._pause = 0
-            session.reshare(NewShares(shares, speeds, gain, f"calibration up to step {step}"))
-        elif self.config.change_at == "once":
-            session.reshare(NewShares(shares, speeds, gain, f"measured at step {step}"))
-        else:
-            reason = f"measured at step {step}, in effect with the next epoch"
-            session.coming = NewShares(shares, speeds, gain, reason)
+        if moves:
+            new = NewShares(shares, speeds, gain, f"measured at step {session.progress.step}")
+            if starting or self.config.change_at == "once":
+                session.reshare(new)
+            else:
+                session.coming = replace(new, reason=f"{new.reason}, for the next epoch")
 
     def _name_slow_ranks(
         self, session: Session, slow: Mapping[int, float], works: Mapping[int, OwnWork]
