@@ -213,8 +213,8 @@ def _call(ground: Ground, size: int, function: str, payload: dict[str, Any]) -> 
 
 def _equal(config: RunConfig, count: int) -> tuple[int, ...]:
     distributed = config.distributed
-    if distributed.shares is not None and len(distributed.shares) != count:
-        distributed = distributed.model_copy(update={"shares": None})
+    if distributed.fixed_shares is not None and len(distributed.fixed_shares) != count:
+        distributed = distributed.model_copy(update={"shares": "equal"})
     return spread(config.model_copy(update={"distributed": distributed}), count)
 
 

@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
-import torch
-
-from drumline.distributed import World
 from drumline.planning.timed_shares import SharePoint
 from drumline.training.session import Session
 from drumline.training.source import Cursor, StepBatch
+from drumline.training.stopwatch import DeviceClock
 
 WARM_UP_STEPS = 5
 LEAST_STEPS = 6
@@ -117,8 +115,8 @@ def _remaining(session: Session, batch: StepBatch) -> tuple[float, ...]:
 
 
 def _remaining_once(session: Session, batch: StepBatch) -> dict[str, float]:
-    clock = _DeviceClock(session.world)
-    marks: dict[str, Any] = {}
+    clock = DeviceClock(session.world.device)
+    began, marks = clock.now(), dict[str, Any]()
 
     def mark(name: str) -> Callable[[Any], None]:
         return lambda _: marks.update({name: clock.now()})
@@ -132,28 +130,6 @@ def _remaining_once(session: Session, batch: StepBatch) -> dict[str, float]:
     session.world.synchronize()
     for hook in hooks:
         hook.remove()
-    seconds = {name: clock.since_first(moment) for name, moment in marks.items()}
+    seconds = {name: clock.between(began, moment) for name, moment in marks.items()}
     last = max(seconds.values(), default=0.0)
     return {name: last - at for name, at in seconds.items()}
-
-
-class _DeviceClock:
-    """Moments on the device's own time: events of its stream on a GPU, the host's clock else."""
-
-    def __init__(self, world: World) -> None:
-        self._on_gpu = world.device.type == "cuda"
-        self._first = self.now()
-
-    def now(self) -> Any:
-        """A moment, for `since_first`."""
-        if not self._on_gpu:
-            return time.perf_counter()
-        moment = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        moment.record()
-        return moment
-
-    def since_first(self, moment: Any) -> float:
-        """Seconds since this clock was made; of a device that has been synchronised."""
-        if self._on_gpu:
-            return float(self._first.elapsed_time(moment)) / 1e3
-        return float(moment - self._first)

@@ -97,7 +97,7 @@ def time_together(payload: dict[str, Any]) -> None:
 def _open(config: RunConfig, world: World, series: Series, root: Path) -> Session:
     """A session as a rank with this share would have it, with nothing but steps to do."""
     spread: DistributedConfig = config.distributed.model_copy(
-        update={"mode": Mode(series.mode), "shares": None}
+        update={"mode": Mode(series.mode), "shares": "equal"}
     )
     alone = config.model_copy(
         update={

@@ -124,6 +124,22 @@ def _warning(event: Event) -> Notice:
     return Notice(Level.WARNING, str(event.get("message") or "warning"))
 
 
+def _shares_changed(event: Event) -> Notice:
+    old, new = (_listed(event.get(key), "{:,}") for key in ("old", "new"))
+    speeds = _listed(event.get("rank_samples_per_s"), "{:,.0f}")
+    gain = to_float(event.get("gain"))
+    shorter = f", for steps {gain:.0%} shorter" if gain is not None else ""
+    return Notice(
+        Level.INFO,
+        f"Shares from step {_step(event)} on: {new} samples instead of {old}{shorter} "
+        f"(ranks alone: {speeds} samples/s; {event.get('reason') or '?'})",
+    )
+
+
+def _listed(values: Any, form: str) -> str:
+    return " + ".join(form.format(v) for v in values) if isinstance(values, list) else "?"
+
+
 def _rank_failed(event: Event) -> Notice:
     rank = event.get("rank", -1)
     who = f"Rank {rank}" if isinstance(rank, int) and rank >= 0 else "A rank"
@@ -172,6 +188,7 @@ _WRITERS: dict[str, Callable[[Event], Notice | None]] = {
     "checkpoint_failed": _checkpoint_failed,
     "checkpoint_refused": _checkpoint_refused,
     "warning": _warning,
+    "shares_changed": _shares_changed,
     "rank_failed": _rank_failed,
     "stop_requested": _stop_requested,
     "phase": _phase,

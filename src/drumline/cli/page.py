@@ -38,6 +38,7 @@ HISTORY = frozenset(
         "checkpoint_failed",
         "checkpoint_refused",
         "rank_failed",
+        "shares_changed",
         "step_skipped",
         "stop_requested",
         "warning",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from types import TracebackType
 from typing import Any
@@ -238,7 +238,7 @@ class ProgressView:
     def _footer(self) -> Iterator[Text]:
         summary = self.summary
         parts = self._speed()
-        slow = _slowest(summary.latest.get("rank_samples_per_s"))
+        slow = _slowest(summary.own_speeds)
         if slow:
             parts.append(slow)
         learning_rate = to_float(summary.latest.get("lr"))
@@ -264,12 +264,10 @@ def _of_total(activity: Event) -> str:
     return f"{shown} {unit}".rstrip()
 
 
-def _slowest(speeds: Any) -> str:
-    """Names a rank that is more than a tenth slower than the fastest."""
-    known = {r: to_float(v) for r, v in enumerate(speeds)} if isinstance(speeds, list) else {}
-    finite = {rank: speed for rank, speed in known.items() if speed}
-    if len(finite) < 2:
+def _slowest(speeds: Sequence[float]) -> str:
+    """Names a rank whose own speed is more than a tenth below the fastest's."""
+    if len(speeds) < 2:
         return ""
-    rank = min(finite, key=lambda candidate: finite[candidate])
-    short = 1 - finite[rank] / max(finite.values())
-    return f"rank {rank} is {100 * short:.0f}% slower" if short > 0.1 else ""
+    slowest = min(speeds)
+    short = 1 - slowest / max(speeds)
+    return f"rank {speeds.index(slowest)} is {100 * short:.0f}% slower" if short > 0.1 else ""

@@ -27,6 +27,7 @@ class Summary:
         curves: By metric: step to value. Steps that a restart undid are left out.
         activity: The last `phase` or `progress`, while no step came after it.
         end: Fields of `run_ended`.
+        own_speeds: Samples per second of each rank on its own, as last measured.
     """
 
     start: Event = field(default_factory=dict)
@@ -34,6 +35,7 @@ class Summary:
     activity: Event = field(default_factory=dict)
     end: Event = field(default_factory=dict)
     last_checkpoint: Event = field(default_factory=dict)
+    own_speeds: list[float] = field(default_factory=list)
     curves: dict[str, dict[int, float]] = field(default_factory=dict)
     evaluations: list[Event] = field(default_factory=list)
     checkpoints: list[Event] = field(default_factory=list)
@@ -92,7 +94,7 @@ class Summary:
 
     def _run_started(self, event: Event) -> None:
         """Rank 0 of each attempt says where it begins: later steps, if any, were undone."""
-        self.start, self.end = event, {}
+        self.start, self.end, self.own_speeds = event, {}, []
         if isinstance(event.get("step"), int):
             self._go_back_to(event["step"])
 
@@ -122,6 +124,11 @@ class Summary:
         self._recent.append((to_float(event.get("t")) or 0.0, float(step)))
         numbers = {name: event.get(name) for name in STEP_NUMBERS}
         self._record(step, {**numbers, **_mapping(event.get("metrics"))})
+
+    def _rank_speeds(self, event: Event) -> None:
+        speeds = event.get("samples_per_s")
+        known = [to_float(speed) or 0.0 for speed in speeds] if isinstance(speeds, list) else []
+        self.own_speeds = known if all(known) else []
 
     def _step_skipped(self, event: Event) -> None:
         del event

@@ -149,7 +149,7 @@ def _remedy(kind: str, context: dict[str, Any]) -> str:
     if kind.startswith("less_than"):
         bound = context.get("lt", context.get("le"))
         return f"Give a number {'below' if 'lt' in context else 'up to'} {bound:g}."
-    if kind == "task_name":
+    if "remedy" in context:
         return str(context["remedy"])
     if kind.endswith(("_parsing", "_type", "_from_float")):
         return f"Give {_TYPES.get(kind.split('_', maxsplit=1)[0], 'another value')}."

@@ -64,6 +64,21 @@ class ShardedConfig(Section):
     )
 
 
+class BalanceConfig(Section):
+    """Measuring what each rank does in a time of its own, without its waits for others."""
+
+    every_steps: PositiveInt | None = Field(
+        500,
+        description="steps between measurements of each rank's own speed; null: none after those "
+        "at the start with shares=measured",
+    )
+    change_at: Literal["epoch", "once"] = Field(
+        "epoch",
+        description="when new measured shares take effect, after those at the start: with the "
+        "next epoch, or at once",
+    )
+
+
 @dataclass(frozen=True)
 class MeshShape:
     """Sizes of a mesh's axes. Ranks are numbered along tensor first, then shard, then data."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from drumline.config.modes import DDPConfig, MeshConfig, ShardedConfig
+from drumline.config.modes import BalanceConfig, DDPConfig, MeshConfig, ShardedConfig
 from drumline.config.section import Section, TaskConfig, task_config_class
 from drumline.config.stability import StabilityConfig
 from drumline.errors import ConfigError
@@ -59,6 +60,26 @@ class Precision(StrEnum):
     FP16 = "fp16"
 
 
+def _shares(value: Any) -> Any:
+    """Refuse in one line what is none of the three; a key left empty means equal."""
+    if value is None:
+        return "equal"
+    counts = isinstance(value, list | tuple) and value and all(map(_is_count, value))
+    if counts or value in ("equal", "measured"):
+        return value
+    near = get_close_matches(str(value), ("equal", "measured"), n=1)
+    remedy = f"Did you mean {near[0]}?" if near else "Use equal, measured, or a list like [9, 3]."
+    what = "is neither a way to share nor samples for each rank"
+    raise PydanticCustomError("shares", "{what}", {"what": what, "remedy": remedy})
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+Shares = Annotated[Literal["equal", "measured"] | list[NonNegativeInt], BeforeValidator(_shares)]
+
+
 class DistributedConfig(Section):
     """How the run is spread and how its ranks talk."""
 
@@ -77,8 +98,13 @@ class DistributedConfig(Section):
     control_timeout_s: PositiveFloat = Field(
         300.0, description="a vote on the control plane that takes longer names the missing rank"
     )
-    shares: list[NonNegativeInt] | None = Field(
-        None, description="samples of the global batch for each rank; by default equal"
+    shares: Shares = Field(
+        "equal",
+        description="how ranks share the global batch: equally, in proportion to their measured "
+        "speed, or so many samples for each",
+    )
+    balance: BalanceConfig = Field(
+        BalanceConfig(), description="measuring ranks, and shares=measured"
     )
     bucket_cap_mb: PositiveFloat = Field(25.0, description="size of DDP's gradient buckets")
     sync_buffers: bool | None = Field(
@@ -98,6 +124,22 @@ class DistributedConfig(Section):
     max_restarts: NonNegativeInt = Field(
         3, description="how often the launcher starts the ranks again after a failure"
     )
+
+    @model_validator(mode="after")
+    def _can_be_measured(self) -> DistributedConfig:
+        in_step = self.mode in (Mode.SHARDED, Mode.HYBRID) or self.sync_batchnorm
+        if self.shares == "measured" and in_step:
+            what = "sync_batchnorm" if self.sync_batchnorm else f"mode {self.mode.value}"
+            raise ValueError(
+                f"shares=measured needs ranks that work each at its own pace, and {what} lets them "
+                "wait for each other in every layer; give samples for each rank, or equal"
+            )
+        return self
+
+    @property
+    def fixed_shares(self) -> list[int] | None:
+        """Samples for each rank, where the config gives them."""
+        return self.shares if isinstance(self.shares, list) else None
 
 
 class OptimizerConfig(Section):
@@ -233,7 +275,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _shares_sum(self) -> RunConfig:
-        shares = self.distributed.shares
+        shares = self.distributed.fixed_shares
         if shares is not None and sum(shares) != self.global_batch:
             raise ValueError(
                 f"distributed.shares {shares} sum to {sum(shares)}, "

@@ -62,6 +62,12 @@ class World:
         return self.rank == 0
 
     @property
+    def device_name(self) -> str:
+        """What this rank's device is called."""
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.get_device_name(self.device) if on_gpu else "CPU process"
+
+    @property
     def has_data_plane(self) -> bool:
         """Whether there is a process group for tensors."""
         return self.backend != "none"

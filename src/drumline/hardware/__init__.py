@@ -4,6 +4,7 @@ from drumline.hardware.device import Device, GpuProcess
 from drumline.hardware.machine import Host, Link, Machine
 from drumline.hardware.providers import Provider, choose_provider
 from drumline.hardware.selection import resolve_devices
+from drumline.hardware.slowness import why_slow
 from drumline.hardware.visible import VisibleDevices, visible_devices
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "choose_provider",
     "resolve_devices",
     "visible_devices",
+    "why_slow",
 ]

@@ -126,10 +126,10 @@ def _predicted(config: RunConfig, count: int, speed: Speed) -> Candidate:
 
 def _without_shares(config: RunConfig, count: int) -> RunConfig:
     """The config, its own shares kept only for the number of devices they are made for."""
-    shares = config.distributed.shares
+    shares = config.distributed.fixed_shares
     if shares is None or len(shares) == count:
         return config
-    equal = config.distributed.model_copy(update={"shares": None})
+    equal = config.distributed.model_copy(update={"shares": "equal"})
     return config.model_copy(update={"distributed": equal})
 
 

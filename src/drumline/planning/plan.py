@@ -93,9 +93,10 @@ def plan(
         config.devices, machine, occupied, most, None if needed is None else needed.each
     )
     size = _shares_among(config, len(devices))
-    if config.distributed.shares is not None and len(config.distributed.shares) != size:
+    fixed = config.distributed.fixed_shares
+    if fixed is not None and len(fixed) != size:
         raise BadInput(
-            f"distributed.shares has {len(config.distributed.shares)} entries for {size} devices.",
+            f"distributed.shares has {len(fixed)} entries for {size} devices.",
             remedy="Give one share for each device.",
         )
     mode, why = _choose_mode(config.distributed.mode, size, () if speed is None else speed.gaps)
@@ -119,7 +120,7 @@ def plan(
         global_batch=config.global_batch,
         shares=shares,
         micro_batch=micro_batch_of(config, shares),
-        reasons=(*reasons, why),
+        reasons=(*reasons, why, *_about_shares(config, len(shares))),
         candidates=candidates,
         memory=() if needed is None else kinds(machine, devices, needed.questions),
     )
@@ -130,7 +131,7 @@ def compare(config: RunConfig, size: int, speed: Speed) -> tuple[Candidate, ...]
 
     Fewer devices are candidates only where the config leaves their number open.
     """
-    is_open = config.devices.strip() == "auto" and config.distributed.shares is None
+    is_open = config.devices.strip() == "auto" and config.distributed.fixed_shares is None
     counts = sorted({1, *(2**power for power in range(size.bit_length())), size})
     found = []
     for count in counts:
@@ -170,9 +171,9 @@ def spread(config: RunConfig, world_size: int) -> tuple[int, ...]:
         BadInput: If some rank would get nothing, with the nearest numbers that work.
     """
     granularity = config.task.granularity if config.task else 1
-    weights = config.distributed.shares or (1,) * world_size
-    shares = cut_shares(config.global_batch, weights, granularity)
-    if 0 in shares and config.distributed.shares is None:
+    fixed = config.distributed.fixed_shares
+    shares = cut_shares(config.global_batch, fixed or (1,) * world_size, granularity)
+    if 0 in shares and fixed is None:
         groups = config.global_batch // granularity
         in_groups = f" in groups of {granularity}" if granularity > 1 else ""
         raise BadInput(
@@ -181,13 +182,19 @@ def spread(config: RunConfig, world_size: int) -> tuple[int, ...]:
             remedy=f"Use at most {max(groups, 1)} devices, or global_batch="
             f"{world_size * granularity} or more.",
         )
-    if config.distributed.shares is not None and list(shares) != config.distributed.shares:
+    if fixed is not None and list(shares) != fixed:
         raise BadInput(
-            f"distributed.shares {config.distributed.shares} are not whole groups of "
-            f"{granularity} samples, as the task needs.",
+            f"distributed.shares {fixed} are not whole groups of {granularity} samples, as the "
+            "task needs.",
             remedy=f"The nearest that fit are {list(shares)}.",
         )
     return shares
+
+
+def _about_shares(config: RunConfig, ranks: int) -> Sequence[str]:
+    if config.distributed.shares != "measured" or ranks < 2:
+        return ()
+    return ("shares: equal to begin with, then in proportion to the speeds that ranks measure",)
 
 
 def _equal_shares(config: RunConfig, count: int) -> tuple[int, ...]:
@@ -209,8 +216,8 @@ def _most_devices(config: RunConfig, granularity: int) -> int:
     """More than this many devices would have no work, or are not what the config is made for."""
     if config.distributed.mode is Mode.NONE:
         return 1
-    if config.distributed.shares is not None:
-        return len(config.distributed.shares)
+    if config.distributed.fixed_shares is not None:
+        return len(config.distributed.fixed_shares)
     tensor = config.distributed.mesh.tensor if config.distributed.mode is Mode.HYBRID else 1
     return max(1, config.global_batch // granularity) * max(1, tensor)
 

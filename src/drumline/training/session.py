@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ from drumline.config import Mode, RunConfig
 from drumline.distributed import Split, Spread, Strategy, World, candidates, spread_model
 from drumline.events import EventLog
 from drumline.planning.plan import spread
+from drumline.planning.shares import cut_shares
 from drumline.run_directory import RunDirectory
+from drumline.training.balance import BalanceWatcher, NewShares
 from drumline.training.checkpoint import Checkpoint, CheckpointStore
 from drumline.training.optimizer import build_optimizer, learning_rate_factor, set_learning_rate
 from drumline.training.precision import Arithmetic, LossScaler
@@ -35,7 +37,11 @@ from drumline.training.watchers import (
 
 @dataclass
 class Session:
-    """What belongs to one fit. Built by `open_session`; the loop changes `progress` only."""
+    """What belongs to one fit. Built by `open_session`; the loop changes `progress` only.
+
+    `coming` are shares that the next epoch begins with; `waited_s` is how long the last batch was
+    waited for.
+    """
 
     config: RunConfig
     world: World
@@ -59,11 +65,53 @@ class Session:
     metrics_step: int = -1
     learning_rate: float = 0.0
     batches: Iterator[StepBatch] = field(default_factory=lambda: iter(()))
+    coming: NewShares | None = None
+    waited_s: float = 0.0
+    epoch: int | None = None
     began: float = field(default_factory=time.perf_counter)
 
     def open_source(self) -> None:
         """Let the next batch be the one at the progress's cursor."""
+        self.batches = iter(())  # what was read ahead goes before more is read
         self.batches = self.source.open(self.share, self.progress.cursor)
+
+    def next_batch(self) -> StepBatch:
+        """The batch at the progress's cursor: an epoch's first in the shares that are coming."""
+        began = time.perf_counter()
+        batch = next(self.batches)
+        if self.coming is not None and batch.epoch != self.epoch:
+            self.reshare(self.coming)
+            batch = next(self.batches)
+        self.epoch, self.waited_s = batch.epoch, time.perf_counter() - began
+        return batch
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Samples of a full step for each rank."""
+        share = self.share
+        return cut_shares(share.global_batch, share.weights, share.granularity)
+
+    def reshare(self, new: NewShares) -> None:
+        """Cut steps in other shares from the next on. All ranks call it together.
+
+        What was read ahead in the old shares is let go and read again: the cursor counts what all
+        ranks have taken, so no sample is lost or taken twice.
+        """
+        old, self.coming = self.shares, None
+        groups = tuple(share // self.share.granularity for share in new.shares)
+        self.share = replace(self.share, weights=groups)
+        self.open_source()
+        self.step.take_care()
+        if self.world.is_main:
+            self.events.emit(
+                "shares_changed",
+                step=self.progress.step,
+                old=list(old),
+                new=list(new.shares),
+                rank_samples_per_s=[round(speed, 3) for speed in new.speeds],
+                gain=round(new.gain, 4),
+                reason=new.reason,
+            )
 
     def schedule(self) -> None:
         """Set the learning rate of the step to come."""
@@ -145,6 +193,7 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
         watchers=watchers,
     )
     stability.attach(session)
+    BalanceWatcher(config.distributed, world.device).attach(session)
     _announce(session, parts.micro_batch, None if resumed is None else resumed.path)
     return session
 
@@ -204,7 +253,7 @@ def _agree_on_checkpoint(store: CheckpointStore, world: World, events: EventLog)
 
 def _announce(session: Session, micro_batch: int, resumed_from: Path | None) -> None:
     world, config = session.world, session.config
-    devices = world.control.gather(_device_name(world.device))
+    devices = world.control.gather(world.device_name)
     if world.is_main:
         session.events.emit(
             "run_started",
@@ -213,7 +262,7 @@ def _announce(session: Session, micro_batch: int, resumed_from: Path | None) -> 
             steps=session.steps,
             step=session.progress.step,
             global_batch=config.global_batch,
-            shares=list(session.share.weights),
+            shares=list(session.shares),
             micro_batch=micro_batch,
             world_size=world.size,
             devices=devices,
@@ -223,7 +272,3 @@ def _announce(session: Session, micro_batch: int, resumed_from: Path | None) -> 
             parameters=sum(p.numel() for p in session.model.parameters()),
             resumed_from=None if resumed_from is None else str(resumed_from),
         )
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU process"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -75,7 +75,13 @@ class StepBatch:
 
 
 class Source(ABC):
-    """The seam through which data enters the one Trainer."""
+    """The seam through which data enters the one Trainer.
+
+    `reshares` says whether `open` may be called again with another share while a run goes on. What
+    the source gave before is then let go, taken or not.
+    """
+
+    reshares: ClassVar[bool] = False
 
     @abstractmethod
     def open(self, share: ShareOfStep, cursor: Cursor) -> Iterator[StepBatch]:
@@ -134,6 +140,8 @@ class MapSource(Source):
         collated: Whether `__getitems__` takes an array of numbers and returns a whole batch. Such
             a set draws nothing at random.
     """
+
+    reshares = True
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ from drumline.training.lockstep import Company
 from drumline.training.order import mix
 from drumline.training.precision import Arithmetic, LossScaler
 from drumline.training.source import StepBatch
+from drumline.training.stopwatch import Stopwatch
 from drumline.training.task import Task
 
 CAREFUL_STEPS = 2
@@ -86,14 +87,19 @@ class Step(ABC):
     """Takes one optimizer step from one batch.
 
     `gate` is asked before an update. A step of a task's own that cannot ask says so by `gated`.
+    `stopwatch`, where there is one, can be armed to time the rank's own work in the next step.
     """
 
     gated: ClassVar[bool] = False
     gate: Gate = Gate()
+    stopwatch: Stopwatch | None = None
 
     @abstractmethod
     def take(self, batch: StepBatch, index: int) -> StepOutcome:
         """Take step `index` (from 0); the learning rate is already set in the optimizer."""
+
+    def take_care(self) -> None:
+        """The sizes of shares have changed: memory has yet to show its peak."""
 
 
 class StandardStep(Step):
@@ -104,6 +110,8 @@ class StandardStep(Step):
     the micro-batch and take the same step again. After that the last backward sums gradients while
     it runs, and an out-of-memory error ends the attempt. Where a forward is collective there are no
     careful steps, and ranks with fewer micro-batches run passes that change nothing.
+
+    A step whose stopwatch is armed is careful, too: until it sums, a rank waits for nobody.
     """
 
     gated = True
@@ -119,9 +127,18 @@ class StandardStep(Step):
         self._company: Company | None = None
         if self._lockstep or self._unprimed:
             self._company = Company(parts.world, parts.task.granularity)
+        self._watch = Stopwatch(parts.world.device)
+        self.stopwatch = None if self._lockstep else self._watch
+
+    def take_care(self) -> None:
+        """Be careful for some steps."""
+        self._careful_left = CAREFUL_STEPS
 
     def take(self, batch: StepBatch, index: int) -> StepOutcome:
         """One step; see the class."""
+        if self._watch.armed:
+            self.world.barrier("timed step")  # a forward that sends buffers waits for rank 0
+            self._watch.start()
         data = to_device(batch.data, self.world.device)
         if self._company is not None:
             self._company.follow(batch, data)
@@ -129,10 +146,11 @@ class StandardStep(Step):
             self._keep_step()
             self._unprimed = False
         late = self._careful_left > 0 or 0 in batch.counts or not self.strategy.overlaps
-        careful = late and not self._lockstep
+        careful = (late or self._watch.armed) and not self._lockstep
         sums = self._accumulate(data, batch, index, careful)
         while sums is None:
             self._halve(index)
+            self._watch.cancel()
             sums = self._accumulate(data, batch, index, careful)
         self._careful_left = max(0, self._careful_left - 1)
         return self._update(batch, sums)
@@ -150,6 +168,7 @@ class StandardStep(Step):
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
+        self._watch.stop()
         if self.world.control.any(sums is None):
             return None
         self.strategy.reduce_gradients()
@@ -251,7 +270,7 @@ class StandardStep(Step):
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()
         self.micro_batch = max(least, self.micro_batch // 2)
-        self._careful_left = CAREFUL_STEPS
+        self.take_care()
         if self.world.is_main:
             self.events.emit(
                 "warning",

@@ -119,7 +119,7 @@ class Trainer:
         resumed_at = progress.step
         while progress.step < session.steps:
             ballot = control.call(stop=signals.number)
-            batch = next(session.batches)
+            batch = session.next_batch()
             session.schedule()
             for watcher in session.watchers:
                 watcher.before_step(session, batch)

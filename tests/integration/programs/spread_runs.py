@@ -4,8 +4,8 @@ Starting processes takes longer than the training, so that one launch does many 
 
 Arguments: rank, world size, port, and a JSON file with a list of cases. A case has `name`, `model`,
 `folder` (its run directory), `config` (keys of the RunConfig), and may have `fault` ({"rank",
-"call"}: an infinite loss there) and `break` ({"modes", "where", "on"}: modes whose set-up fails on
-some ranks). Rank 0 writes
+"call"}: an infinite loss there), `break` ({"modes", "where", "on"}: modes whose set-up fails on
+some ranks) and `clock` (each rank's `VirtualClock`, by which all time is told). Rank 0 writes
 `found.json` into the folder: losses by step, mode, warnings, skipped steps, and every rank's
 loss scale. A case with `refused` is to fail, and leaves `refused.json` with what each rank raised.
 """
@@ -22,6 +22,7 @@ from unittest.mock import patch
 import spread_models
 import torch
 from torch import Tensor, nn
+from virtual_clock import ClockedTask, VirtualClock
 
 from drumline import RunConfig, Trainer
 from drumline.config import ClusterEnvironment, DistributedConfig, Mode
@@ -59,15 +60,21 @@ def train(case: dict[str, Any], world: World) -> None:
     config = RunConfig(**case["config"])
     world = world.spread_by(config.distributed)
     run = RunDirectory.create(Path(case["folder"]))
-    task = task_of(case, world.rank)
+    clock = VirtualClock(**case["clock"][world.rank]) if "clock" in case else None
+    task = task_of(case, world.rank, clock)
     fault = case.get("break", {"modes": []})
-    with ExitStack() as broken, StopSignals() as signals:
+    with ExitStack() as stack, StopSignals() as signals:
+        if clock is not None:
+            stack.enter_context(clock.running())
         for mode in fault["modes"]:
-            broken.enter_context(breaking(mode, world.rank, fault["where"], fault["on"]))
+            stack.enter_context(breaking(mode, world.rank, fault["where"], fault["on"]))
         session = open_session(config, task, world, run)
+        if clock is not None:
+            stack.enter_context(clock.waiting(world.control, session.strategy))
         trainer = Trainer(config, task)
         trainer._end(session, trainer._loop(session, signals), 1.0)
     scales = world.control.gather(session.scaler.state_dict())
+    forwards = world.control.gather(max(clock.forwards) if clock else None)
     digests = world.control.gather(digest(session.strategy.weights().state_dict()))
     session.strategy.teardown()
     session.events.close()
@@ -83,16 +90,19 @@ def train(case: dict[str, Any], world: World) -> None:
             "scales": scales,
             "skipped": session.progress.skipped,
             "digests": digests,
+            "largest_forward": forwards,
         }
         (run.path / "found.json").write_text(json.dumps(found))
     world.barrier("end of a case")
 
 
-def task_of(case: dict[str, Any], rank: int) -> Task:
+def task_of(case: dict[str, Any], rank: int, clock: VirtualClock | None = None) -> Task:
     """The case's task, with its fault."""
     if case["model"] == "sae":
         return SAETask()
     model, data, loss = spread_models.ALL[case["model"]]
+    if clock is not None:
+        return ClockedTask(model, data(), loss, clock)
     fault, calls = case.get("fault"), 0
 
     def faulty(module: nn.Module, batch: Any) -> Tensor:

@@ -106,3 +106,18 @@ def test_what_a_rank_prints_is_not_read_as_markup() -> None:
     with view:
         view.line("\x1b[31mloss[0] = [/bold] 3\x1b[0m")
     assert stream.getvalue() == "loss[0] = [/bold] 3\n"
+
+
+def test_new_shares_are_a_line_and_the_slowest_rank_is_told_by_its_own_speed() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=200, color_system=None)
+    changed = {"old": [48, 48], "new": [64, 32], "gain": 1 / 3, "reason": "calibration"}
+    with ProgressView(console) as view:
+        view.feed([event("rank_speeds", step=7, samples_per_s=[2000.0, 1000.0])])
+        view.feed([event("shares_changed", step=7, rank_samples_per_s=[2000.0, 1000.0], **changed)])
+        view.feed([step(50, 12.0) | {"rank_samples_per_s": [700.0, 700.0]}])
+    text = stream.getvalue()
+    assert "Shares from step 7 on: 64 + 32 samples instead of 48 + 48" in text
+    assert "33% shorter" in text
+    assert "2,000 + 1,000 samples/s; calibration" in text
+    assert "rank 1 is 50% slower" in text

@@ -55,3 +55,13 @@ def test_events_without_their_fields_do_no_harm() -> None:
     summary.feed({"v": 1, "kind": kind} for kind in [*kinds.split(), "run_ended", "no_such", None])
     assert summary.step == 0
     assert summary.seconds_left() is None
+
+
+def test_own_speeds_are_those_of_the_present_attempt() -> None:
+    summary = Summary()
+    summary.feed([event("rank_speeds", samples_per_s=[4.0, 2.0])])
+    assert summary.own_speeds == [4.0, 2.0]
+    summary.feed([event("rank_speeds", samples_per_s=[4.0, "nan?"])])
+    assert summary.own_speeds == []
+    summary.feed([event("rank_speeds", samples_per_s=[4.0, 3.0]), event("run_started", step=3)])
+    assert summary.own_speeds == []

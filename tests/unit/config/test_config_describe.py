@@ -73,7 +73,7 @@ def test_the_keys_of_a_task_stand_in_the_place_of_task() -> None:
         ("name", "text", "run"),
         ("precision", "fp64|fp32|tf32|bf16|fp16", "fp32"),
         ("distributed.mode", "auto|none|dataparallel|distributed|sharded|hybrid", "auto"),
-        ("distributed.shares", "list of int or null", "null"),
+        ("distributed.shares", "equal|measured or list of int", "equal"),
         ("distributed.find_unused_parameters", "bool", "false"),
         ("optimizer.betas", "(float, float)", "[0.9, 0.999]"),
         ("checkpoint.keep_best.goal", "min|max", "min"),

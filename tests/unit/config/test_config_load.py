@@ -134,6 +134,45 @@ def test_shares_must_sum_to_the_global_batch() -> None:
     assert parse_config(data).distributed.shares == [9, 3]
 
 
+@pytest.mark.parametrize(
+    ("given", "fixed"),
+    [("equal", None), ("measured", None), (None, None), ([9, 3], [9, 3]), ([12, 0], [12, 0])],
+)
+def test_shares_are_equal_measured_or_counts(given: Any, fixed: list[int] | None) -> None:
+    data = {**SMALLEST, "global_batch": 12, "distributed": {"shares": given}}
+    found = parse_config(data).distributed
+    assert (found.shares, found.fixed_shares) == (given or "equal", fixed)
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ("mesured", "Did you mean measured?"),
+        (3, "Use equal, measured, or a list like [9, 3]."),
+        ([], "Use equal, measured, or a list like [9, 3]."),
+        ([9, -3], "Use equal, measured, or a list like [9, 3]."),
+        ([9, "x"], "Use equal, measured, or a list like [9, 3]."),
+        ([9.5, 2.5], "Use equal, measured, or a list like [9, 3]."),
+        ([True, 11], "Use equal, measured, or a list like [9, 3]."),
+    ],
+)
+def test_other_shares_are_one_problem_with_a_remedy(given: Any, remedy: str) -> None:
+    data = {**SMALLEST, "global_batch": 12, "distributed": {"shares": given}}
+    (problem,) = problems_of(data).values()
+    assert (problem.key, problem.remedy) == ("distributed.shares", remedy)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"mode": "sharded"}, {"mode": "hybrid"}, {"sync_batchnorm": True}]
+)
+def test_ranks_that_wait_in_every_layer_cannot_be_measured(keys: dict[str, Any]) -> None:
+    data = {**SMALLEST, "distributed": {"shares": "measured", **keys}}
+    (problem,) = problems_of(data).values()
+    assert problem.key == "distributed"
+    assert "at its own pace" in problem.what
+    assert parse_config({**SMALLEST, "distributed": keys})
+
+
 def test_an_unknown_task_is_one_problem_among_others() -> None:
     problems = problems_of({**SMALLEST, "seed": -1, "task": {"name": "saee"}})
     assert set(problems) == {"task.name", "seed"}
@@ -183,7 +222,7 @@ def test_numbers_may_stand_for_texts() -> None:
         ("optimizer.lr=1e-3", ["optimizer", "lr"], 0.001),
         ("optimizer.lr=0.5", ["optimizer", "lr"], 0.5),
         ("distributed.shares=[9, 3]", ["distributed", "shares"], [9, 3]),
-        ("distributed.shares=null", ["distributed", "shares"], None),
+        ("distributed.shares=null", ["distributed", "shares"], "equal"),
         ("micro_batch=", ["micro_batch"], None),
         ("devices=0,2", ["devices"], "0,2"),
         ("devices=4", ["devices"], "4"),

@@ -164,6 +164,14 @@ def test_auto_takes_as_many_devices_as_there_are_shares() -> None:
     assert (made.world_size, made.shares) == (2, (48, 16))
 
 
+def test_shares_that_will_be_measured_begin_equal_and_it_is_said() -> None:
+    made = plan(config(distributed={"shares": "measured"}), machine(4))
+    assert made.shares == (16, 16, 16, 16)
+    assert "shares: equal to begin with" in made.reasons[-1]
+    alone = plan(config(devices="1", distributed={"shares": "measured"}), machine(4))
+    assert not any("shares" in reason for reason in alone.reasons)
+
+
 def test_shares_that_are_not_whole_groups_are_refused_with_the_nearest_that_are() -> None:
     with pytest.raises(BadInput, match="whole groups of 4") as raised:
         plan(grouped(global_batch=12, distributed={"shares": [6, 6]}), machine(2))

@@ -281,3 +281,18 @@ def test_reading_ahead_gives_the_same_items_and_errors_in_their_place() -> None:
     assert next(begun) == 0
     begun.close()
     assert len(read) <= 5
+
+
+@pytest.mark.parametrize(("collated", "workers"), [(False, 0), (False, 1), (True, 0)])
+def test_shares_that_change_lose_nothing_of_what_was_read_ahead(
+    collated: bool, workers: int
+) -> None:
+    """Three steps in shares 8 and 8, though the loader is further, then the rest in 11 and 5."""
+    data = ManyNumbers(66) if collated else Numbers(66)
+    source = MapSource(data, SampleOrder(66, 5), collated=collated)
+    equal = steps_of(source, (8, 8), 16, 3, workers=workers)
+    cursor = equal[-1][0].cursor
+    changed = steps_of(source, (11, 5), 16, 7, cursor=cursor, workers=workers)
+    undisturbed = steps_of(source, (1,), 16, 10)
+    assert [samples_of(step) for step in equal + changed] == list(map(samples_of, undisturbed))
+    assert [[batch.count for batch in step] for step in changed[:2]] == [[11, 5], [1, 1]]

@@ -142,9 +142,15 @@ def share_weights(world: World) -> Sequence[int]:
     """In which proportion ranks share a batch.
 
     Raises:
-        BadInput: If the config names shares for another number of ranks.
+        BadInput: If the config names shares for another number of ranks, or wants them measured.
     """
-    weights = world.config.shares or [1] * world.size
+    if world.config.shares == "measured":
+        raise BadInput(
+            "distributed.shares=measured is the Trainer's: in a loop of one's own, work cannot be "
+            "told apart from waiting for others.",
+            remedy="Give a number for each rank, in proportion to their speeds, or equal shares.",
+        )
+    weights = world.config.fixed_shares or [1] * world.size
     if len(weights) != world.size:
         raise BadInput(
             f"distributed.shares {weights} are for {len(weights)} ranks, and there are "

@@ -72,8 +72,17 @@ class Special(DataLoader[Any]):
 def rank_of(size: int, rank: int = 0, shares: list[int] | None = None, seed: int = 0) -> OwnLoop:
     """One rank of a world, without the others: what it reads needs no messages."""
     alone = ClusterEnvironment("alone", rank, size, rank, size, "127.0.0.1", 0)
-    config, device = DistributedConfig(shares=shares), torch.device("cpu")
+    config, device = DistributedConfig(shares=shares or "equal"), torch.device("cpu")
     return OwnLoop(rank, size, rank, device, "none", LocalControl(), config, alone, seed)
+
+
+def test_measured_shares_are_refused_with_a_way_out() -> None:
+    alone = ClusterEnvironment("alone", 0, 2, 0, 2, "127.0.0.1", 0)
+    measured = DistributedConfig(shares="measured")
+    world = OwnLoop(0, 2, 0, torch.device("cpu"), "none", LocalControl(), measured, alone, 0)
+    with pytest.raises(BadInput, match="shares=measured is the Trainer's") as refused:
+        world.prepare(DataLoader(Numbers(), batch_size=4))
+    assert refused.value.remedy
 
 
 def lists(batches: Any) -> list[list[int]]:
