@@ -101,7 +101,7 @@ class Conveyor(nn.Module):
             for number, stage in stages.items()
         }
         for stage in self.passes.values():
-            stage.detached = options.schedule == "zero_bubble"
+            stage.split_backward = options.schedule == "zero_bubble"
         self._schedule: Any = None
         self._made_for: tuple[Any, int, int] = (None, 0, 0)
         self._specs: list[tuple[str, torch.Size, torch.dtype]] | None = None

@@ -7,8 +7,8 @@ but true samples; one with none passes by the stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,13 +77,14 @@ class StagePass(nn.Module):
         passes: What is under way.
         gives: What the stage sends on; known once the pipeline is measured.
         samples: The most samples of a micro-batch.
-        detached: Whether torch detaches in place what it sent on, which a view cannot be.
+        split_backward: Whether torch takes gradients of weights after those of activations. It
+            then detaches in place what was sent on, which a view cannot be.
     """
 
     passes: Passes
     gives: tuple[Activation, ...] = ()
     samples: int = 0
-    detached: bool = False
+    split_backward: bool = False
 
     def __init__(
         self,
@@ -123,13 +124,12 @@ class StagePass(nn.Module):
         """What the stage gives for the first micro-batch, found by trying."""
         size = self.passes.sizes[0]
         inputs = [each.zeros(size, self.device).requires_grad_() for each in received]
-        if self.is_last:
-            with self.passes.around(0, self.number):
-                outputs = self.stage(*inputs)
-            found = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
-        else:
-            found = list(self._outputs(0, tuple(inputs)))
-            for tensor in found:
+        alone = self.split_backward and not self.is_first
+        with _each_called_once(self.stage) if alone else nullcontext():
+            outputs = self._outputs(0, tuple(inputs))
+        found = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+        if not self.is_last:
+            for tensor in outputs:
                 self._check(tensor, size)
         bound = [tensor for tensor in found if tensor.requires_grad]
         enough = bound if self.is_last else len(bound) == len(found)
@@ -160,7 +160,7 @@ class StagePass(nn.Module):
         if missing:
             tensor = torch.cat([tensor, tensor.new_zeros((missing, *tensor.shape[1:]))])
         tensor = tensor.contiguous()
-        return tensor.clone() if self.detached and tensor._is_view() else tensor
+        return tensor.clone() if self.split_backward and tensor._is_view() else tensor
 
     def _idle(self, received: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Zeros, through which zeros go back."""
@@ -181,6 +181,31 @@ class StagePass(nn.Module):
             f"Pipeline stage {self.number} gives {what}.",
             remedy="Let stages give floating-point tensors with the samples in dim 0.",
         )
+
+
+@contextmanager
+def _each_called_once(stage: nn.Module) -> Iterator[None]:
+    """Refuse what torch cannot split a backward of."""
+    seen: set[str] = set()
+
+    def note(name: str) -> None:
+        if name in seen:
+            raise BadInput(
+                f"{name} is called twice in one pipeline stage, which zero_bubble cannot do.",
+                remedy="Set distributed.pipeline.schedule=1f1b.",
+            )
+        seen.add(name)
+
+    handles = [
+        module.register_forward_pre_hook(lambda *_, name=name: note(name))
+        for name, module in stage.named_modules()
+        if any(p.requires_grad for p in module.parameters(recurse=False))
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class _Asked(BaseException):
