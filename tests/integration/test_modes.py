@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from spread_worlds import STEPS, Case, Trained, case, largest_difference, launch, same_bits
+from spread_worlds import STEPS, Case, Trained, case, largest_difference, launch_together, same_bits
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for all worlds
 MODELS = ("transformer", "cnn", "lstm", "sae")
@@ -176,7 +176,7 @@ def fallbacks(folder: Path) -> list[Case]:
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> dict[str, Trained]:
     """All cases but the second halves, by name."""
-    found: dict[str, Trained] = {}
+    worlds: dict[int, list[Case]] = {}
     for size, modes in MODES.items():
         cases = [
             case_of(folder, f"{mode}-{model}", model, spread)
@@ -210,16 +210,16 @@ def trained(folder: Path) -> dict[str, Trained]:
             cases += [*faults(folder), *rollbacks(folder), *fallbacks(folder)]
             split = {"mode": "hybrid", "mesh": {"tensor": 2}}
             cases.append(case_of(folder, "no-plan", "lstm", split, case_refused=True))
-        found |= launch(size, [*cases, *halves(folder, size)], folder)
-    return found
+        worlds[size] = [*cases, *halves(folder, size)]
+    return launch_together(worlds, folder)
 
 
 @pytest.fixture(scope="module")
 def resumed(trained: dict[str, Trained], folder: Path) -> dict[str, Trained]:
     """The second half of the transformer's run in every mode, after the first in every mode."""
-    found: dict[str, Trained] = {}
+    worlds: dict[int, list[Case]] = {}
     for size in MODES:
-        cases = []
+        worlds[size] = cases = []
         for writer, reader in PAIRS:
             ranks, spread = WRITERS[reader]
             if ranks == size:
@@ -234,8 +234,7 @@ def resumed(trained: dict[str, Trained], folder: Path) -> dict[str, Trained]:
             cases.append(
                 case_of(folder, "split-on", "perceptron", SPLIT[4]["split_1x2x2"], steps=FEW)
             )
-        found |= launch(size, cases, folder)
-    return found
+    return launch_together(worlds, folder)
 
 
 @pytest.mark.parametrize("model", MODELS)

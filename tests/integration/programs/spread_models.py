@@ -66,6 +66,14 @@ class StagedTransformer(nn.Module):
         return cut_stages([first, *self.blocks, self.head], count)
 
 
+class TiedTransformer(StagedTransformer):
+    """Weights of the first stage are the last one's, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.inner.weight = self.embedding.tokens.weight
+
+
 def block() -> nn.Module:
     return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
 
@@ -154,7 +162,9 @@ class Outputs(nn.Module):
 
 
 class Perceptron(nn.Module):
-    """Blocks whose layers can be split; norms and the last layer are not."""
+    """Blocks whose layers can be split; norms and the last layer are not. In four stages the first
+    has no parameters.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,9 +184,15 @@ class Perceptron(nn.Module):
         return cut_stages([Mean(), *map(Residual, self.blocks), self.out], count)
 
 
-class Mean(nn.Module):
-    """As a stage of its own it has no parameters."""
+class Dropped(Perceptron):
+    """With dropout in every block."""
 
+    def pipeline_stages(self, count: int) -> list[nn.Module]:
+        drops = [nn.Sequential(nn.Dropout(0.5), Residual(block)) for block in self.blocks]
+        return cut_stages([Mean(), *drops, self.out], count)
+
+
+class Mean(nn.Module):
     def forward(self, sequences: Tensor) -> Tensor:
         return sequences.mean(dim=1)
 
@@ -246,6 +262,8 @@ Model = tuple[
 ALL: dict[str, Model] = {
     "transformer": (Transformer, tokens, next_token),
     "staged": (StagedTransformer, tokens, next_token),
+    "tied": (TiedTransformer, tokens, next_token),
+    "dropped": (Dropped, sequences, exactly_regressed),
     "cnn": (Convolutions, images, classified),
     "lstm": (Recurrent, sequences, exactly_regressed),
     "perceptron": (Perceptron, sequences, exactly_regressed),

@@ -2,17 +2,23 @@
 
 Starting processes takes longer than the training, so that one launch does many cases.
 
-Arguments: rank, world size, port, and a JSON file with a list of cases. A case has `name`, `model`,
-`folder` (its run directory), `config` (keys of the RunConfig), and may have `fault` ({"rank",
-"call"}: an infinite loss there) and `break` ({"modes", "where", "on"}: modes whose set-up fails on
-some ranks). Rank 0 writes
-`found.json` into the folder: losses by step, mode, warnings, skipped steps, and every rank's
-loss scale. A case with `refused` is to fail, and leaves `refused.json` with what each rank raised.
+Arguments: rank, world size, port, a JSON file with a list of cases, and the backend. A case has
+
+- `name`, `model`, `folder` (its run directory) and `config` (keys of the RunConfig);
+- maybe `fault` ({"rank", "call"}: an infinite loss there; with "parameter", its gradient is);
+- maybe `break` ({"modes", "where", "on"}: modes whose set-up fails on some ranks);
+- maybe `from`: the folder of a case whose checkpoints it goes on from.
+
+Rank 0 writes `found.json` into the folder: losses by step, mode, warnings, skipped steps, and every
+rank's loss scale. A case with `refused` is to fail, and leaves `refused.json` with what each rank
+raised.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,6 +36,7 @@ from drumline.distributed import strategies as modes
 from drumline.events import read_events
 from drumline.run_directory import RunDirectory
 from drumline.tasks.sae.task import SAETask
+from drumline.training.batches import to_device
 from drumline.training.own_model import OwnModelTask
 from drumline.training.session import open_session
 from drumline.training.signals import StopSignals
@@ -38,10 +45,11 @@ from drumline.training.task import Task
 CLASSES = {"distributed": modes.DataParallelReplicas, "sharded": modes.Sharded}
 
 
-def main(rank: int, size: int, port: int, cases: list[dict[str, Any]]) -> None:
+def main(rank: int, size: int, port: int, cases: list[dict[str, Any]], backend: Any) -> None:
     """All cases, in one world."""
     environment = ClusterEnvironment("mpirun", rank, size, rank, size, "127.0.0.1", port)
-    with open_world(DistributedConfig(mode=Mode.DISTRIBUTED, backend="gloo"), environment) as world:
+    config = DistributedConfig(mode=Mode.DISTRIBUTED, backend=backend)
+    with open_world(config, environment) as world:
         for case in cases:
             try:
                 train(case, world)
@@ -59,12 +67,18 @@ def train(case: dict[str, Any], world: World) -> None:
     config = RunConfig(**case["config"])
     world = world.spread_by(config.distributed)
     run = RunDirectory.create(Path(case["folder"]))
+    if "from" in case and world.is_main:
+        shutil.copytree(
+            Path(case["from"]) / "checkpoints", run.checkpoints_path, dirs_exist_ok=True
+        )
+    world.barrier("checkpoints are there")
     task = task_of(case, world.rank)
     fault = case.get("break", {"modes": []})
     with ExitStack() as broken, StopSignals() as signals:
         for mode in fault["modes"]:
             broken.enter_context(breaking(mode, world.rank, fault["where"], fault["on"]))
         session = open_session(config, task, world, run)
+        spoil(session.model, case.get("fault"), world.rank)
         trainer = Trainer(config, task)
         trainer._end(session, trainer._loop(session, signals), 1.0)
     scales = world.control.gather(session.scaler.state_dict())
@@ -94,6 +108,7 @@ def task_of(case: dict[str, Any], rank: int) -> Task:
         return SAETask()
     model, data, loss = spread_models.ALL[case["model"]]
     fault, calls = case.get("fault"), 0
+    fault = None if fault and "parameter" in fault else fault
 
     def faulty(module: nn.Module, batch: Any) -> Tensor:
         nonlocal calls
@@ -103,7 +118,20 @@ def task_of(case: dict[str, Any], rank: int) -> Task:
         calls += 1
         return losses
 
-    return OwnModelTask(model, data(), faulty)
+    def evaluate(module: nn.Module) -> dict[str, float]:
+        samples = to_device(data()[:], next(module.parameters()).device)
+        return {"mean_loss": float(loss(module, samples).mean())}
+
+    return OwnModelTask(model, data(), faulty, evaluate)
+
+
+def spoil(model: nn.Module, fault: dict[str, Any] | None, rank: int) -> None:
+    """Let a gradient of one parameter be infinite at one backward of one rank."""
+    if not fault or "parameter" not in fault or fault["rank"] != rank:
+        return
+    calls = itertools.count()
+    parameter = model.get_parameter(fault["parameter"])
+    parameter.register_hook(lambda g: g * torch.inf if next(calls) == fault["call"] else g)
 
 
 def breaking(mode: str, rank: int, where: str, on: list[int]) -> Any:
@@ -125,4 +153,4 @@ def digest(weights: dict[str, Tensor]) -> str:
 
 if __name__ == "__main__":
     given = json.loads(Path(sys.argv[4]).read_text())
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), given)
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), given, sys.argv[5])
