@@ -147,7 +147,7 @@ class Answered(nn.Module):
         super().__init__()
         self.out = out
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, cells: Tensor) -> Tensor:
         return self.out(hidden[:, -1])
 
 
@@ -156,9 +156,10 @@ class Outputs(nn.Module):
         super().__init__()
         self.lstm = lstm
 
-    def forward(self, sequences: Tensor) -> Tensor:
-        hidden, _ = self.lstm(sequences)
-        return hidden
+    def forward(self, sequences: Tensor) -> tuple[Tensor, Tensor]:
+        """Two tensors, the second of which the next stage does not use."""
+        hidden, (_, cells) = self.lstm(sequences)
+        return hidden, cells.transpose(0, 1)
 
 
 class Perceptron(nn.Module):
