@@ -126,6 +126,19 @@ def test_a_run_that_fits_nowhere_is_told_the_numbers_and_what_fits(
     assert read["memory"][0]["fits"]
 
 
+@pytest.mark.parametrize(
+    ("mode", "mesh"), [("sharded", "shard=1"), ("hybrid", "shard=2"), ("hybrid", "pipeline=2")]
+)
+def test_a_mode_that_is_not_predicted_gets_no_estimate_of_replicas(
+    config: str, capsys: pytest.CaptureFixture[str], mode: str, mesh: str
+) -> None:
+    keys = [f"distributed.mode={mode}", f"distributed.mesh.{mesh}"]
+    read = json.loads(output(capsys, "plan", config, "--simulate", "2xH100", *keys, "--json"))
+    assert read["missing"] == [f"no memory estimate: mode {mode} is not predicted yet"]
+    assert read["memory"] == []
+    assert ("so with equal stages a rank waits" in read["reasons"][-1]) == (mesh == "pipeline=2")
+
+
 def test_a_config_without_a_task_says_why_there_is_no_memory_estimate(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
