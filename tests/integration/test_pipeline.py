@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from spread_worlds import Case, Trained, case, largest_difference, launch, same_bits
+from spread_worlds import (
+    Case,
+    Trained,
+    case,
+    largest_difference,
+    launch,
+    launch_together,
+    same_bits,
+)
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for all worlds
 EXACT = 1e-9
@@ -90,10 +98,10 @@ def alone(folder: Path) -> list[Case]:
     models = ("staged", "perceptron", "lstm", "cnn")
     fault = {"rank": 0, "call": 13}
     return [
+        run(folder, "half-none", "staged", NONE, steps=STEPS // 2),
         *(run(folder, f"none-{model}", model, NONE) for model in models),
         run(folder, "none-of-13", "staged", NONE, global_batch=13),
         run(folder, "none-bf16", "perceptron_half", NONE, precision="bf16"),
-        run(folder, "half-none", "staged", NONE, steps=STEPS // 2),
         run(folder, "rollback-none", "lstm", NONE, case_fault=fault, **ROLLBACK),
     ]
 
@@ -103,6 +111,7 @@ def on_two(folder: Path) -> list[Case]:
     narrow = {"steps": 4, "precision": "fp16", "micro_batch": 8}
     fault = {"rank": 1, "call": 13}
     return [
+        run(folder, "half-1x2", "staged", pipeline(), steps=STEPS // 2),
         *(
             run(folder, f"overflow-{what}", "perceptron_half", pipeline(), case_fault=at, **narrow)
             for what, at in OVERFLOWS.items()
@@ -118,7 +127,6 @@ def on_two(folder: Path) -> list[Case]:
         run(folder, "1x2-bf16", "perceptron_half", pipeline(), precision="bf16"),
         run(folder, "rollback-1x2", "lstm", pipeline(), case_fault=fault, **ROLLBACK),
         run(folder, "replicas-cnn", "cnn", {"mode": "distributed"}),
-        run(folder, "half-1x2", "staged", pipeline(), steps=STEPS // 2),
     ]
 
 
@@ -151,11 +159,10 @@ def meshes(folder: Path, size: int) -> list[Case]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
     """All cases, by name."""
     folder = tmp_path_factory.mktemp("pipeline")
-    found: dict[str, Trained] = {}
-    for size, more in ((2, on_two(folder)), (1, alone(folder)), (4, on_four(folder))):
-        cases = [*meshes(folder, size), *more, *resumed(folder, size)]
-        found |= launch(size, cases, folder)
-    return found
+    more = {1: alone(folder), 2: on_two(folder), 4: on_four(folder)}
+    # What other worlds wait for comes first, and what waits for them last.
+    worlds = {n: [*more[n], *meshes(folder, n), *resumed(folder, n)] for n in more}
+    return launch_together(worlds, folder)
 
 
 def assert_equal(ours: Trained, theirs: Trained) -> None:

@@ -20,6 +20,7 @@ import itertools
 import json
 import shutil
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from drumline.training.session import open_session
 from drumline.training.signals import StopSignals
 from drumline.training.task import Task
 
+WAIT_S = 240.0
 CLASSES = {"distributed": modes.DataParallelReplicas, "sharded": modes.Sharded}
 
 
@@ -100,6 +102,15 @@ def train(case: dict[str, Any], world: World) -> None:
         }
         (run.path / "found.json").write_text(json.dumps(found))
     world.barrier("end of a case")
+
+
+def copy_checkpoints(earlier: Path, run: RunDirectory) -> None:
+    """Take those of a case that this world has done, or another one that runs at the same time."""
+    end = time.monotonic() + WAIT_S
+    while not (earlier / "found.json").exists():
+        assert time.monotonic() < end, f"{earlier} was not done in time"
+        time.sleep(0.05)
+    shutil.copytree(earlier / "checkpoints", run.checkpoints_path, dirs_exist_ok=True)
 
 
 def task_of(case: dict[str, Any], rank: int) -> Task:

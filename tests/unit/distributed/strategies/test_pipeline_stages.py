@@ -50,6 +50,16 @@ def test_stages_have_as_equal_numbers_of_blocks_as_can_be(
     assert [block for stage in stages for block in stage] == made  # in order, none left out
 
 
+def test_a_stage_passes_several_tensors_on() -> None:
+    class Both(nn.Module):
+        def forward(self, one: Tensor, other: Tensor, scale: int = 1) -> tuple[Tensor, Tensor]:
+            return one + other, one * scale
+
+    (whole,) = cut_stages([Both(), Both(), Both()], 1)
+    one, other = whole(torch.tensor(1), torch.tensor(2), scale=5)
+    assert (one.item(), other.item()) == (11, 8)  # (1, 2), (3, 5), (8, 3), (11, 8)
+
+
 def test_fewer_blocks_than_stages_are_refused() -> None:
     with pytest.raises(BadInput, match="2 blocks, which cannot make 3 pipeline stages"):
         cut_stages([nn.ReLU(), nn.ReLU()], 3)

@@ -24,7 +24,8 @@ Bring = Callable[[int, Tensor], None]
 
 
 def cut_stages(blocks: Sequence[nn.Module], count: int) -> list[nn.Module]:
-    """Stages of consecutive blocks, each called with what the one before gave.
+    """Stages of consecutive blocks, each called with what the one before gave; a tuple that one
+    gives is several arguments of the next.
 
     Their numbers of blocks differ by at most one, the first stages having more.
 
@@ -38,9 +39,19 @@ def cut_stages(blocks: Sequence[nn.Module], count: int) -> list[nn.Module]:
         )
     size, more = divmod(len(blocks), count)
     ends = [size * (stage + 1) + min(stage + 1, more) for stage in range(count)]
-    return [
-        nn.Sequential(*blocks[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)
-    ]
+    return [_Chain(*blocks[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+class _Chain(nn.Sequential):
+    """Modules called one after the other, as stages are."""
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        """What the last one gives; keywords are the first one's."""
+        given: Any = arguments
+        for number, block in enumerate(self):
+            given = block(*given, **options) if number == 0 else block(*given)
+            given = given if isinstance(given, tuple) else (given,)
+        return given if len(given) != 1 else given[0]
 
 
 def check_stages(model: nn.Module, stages: Sequence[nn.Module] | None, count: int) -> None:
