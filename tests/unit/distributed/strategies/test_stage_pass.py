@@ -170,6 +170,20 @@ def test_what_cannot_be_sent_is_named(gives: Callable[[Tensor], Any], said: str)
         made.measure([TWO])
 
 
+def test_a_shape_that_changes_is_named_before_it_is_sent() -> None:
+    class Grows(nn.Module):
+        width = 1
+
+        def forward(self, samples: Tensor) -> Tensor:
+            self.width += 1
+            return samples.sum(dim=1, keepdim=True).repeat(1, self.width)
+
+    made, _ = stage_pass(Grows(), 1)
+    measured(made, TWO)
+    with pytest.raises(BadInput, match=r"gives \(3,\) of torch.float32 a sample, and gave \(2,\)"):
+        made(torch.ones(4, 2), number=number(0))
+
+
 def test_zero_bubble_cannot_call_a_layer_twice() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

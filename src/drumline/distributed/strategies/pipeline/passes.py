@@ -115,7 +115,8 @@ class StagePass(nn.Module):
         if self.is_last:
             given: tuple[Tensor, ...] = (self._loss(place, true).to(LOSS),)
         else:
-            given = tuple(self._sent(tensor) for tensor in self._outputs(place, true))
+            outputs = zip(self._outputs(place, true), self.gives, strict=True)
+            given = tuple(self._sent(tensor, size, each) for tensor, each in outputs)
         if self._apart:
             given = _linked(given, received, self.device)
         return _one_or_all(given)
@@ -154,9 +155,16 @@ class StagePass(nn.Module):
         with self.passes.around(place, None):
             return self._stand_in[0].answering(call, self.passes.loss, place)
 
-    def _sent(self, tensor: Tensor) -> Tensor:
+    def _sent(self, tensor: Tensor, size: int, each: Activation) -> Tensor:
         """Filled up with zeros to the size of the buffers."""
-        missing = self.samples - len(tensor)
+        self._check(tensor, size)
+        if (tuple(tensor.shape[1:]), tensor.dtype) != (each.shape, each.dtype):
+            raise BadInput(
+                f"Pipeline stage {self.number} gives {tuple(tensor.shape[1:])} of {tensor.dtype} a "
+                f"sample, and gave {each.shape} of {each.dtype} for a batch of the same shapes.",
+                remedy="Let shapes depend on the batch's shapes only.",
+            )
+        missing = self.samples - size
         if missing:
             tensor = torch.cat([tensor, tensor.new_zeros((missing, *tensor.shape[1:]))])
         tensor = tensor.contiguous()
