@@ -94,6 +94,22 @@ def cases() -> list[Case]:
         Case("lm bf16 2 ranks", "lm", "bf16", {}, _lm() | {"global_batch": 64}, **two),
         Case("lstm fp32 2 ranks", "lstm", "fp32", {}, {"global_batch": 512}, **two),
     ]
+    found += [
+        Case(
+            f"sae topk {size} {precision} sharded 2 ranks",
+            *("sae", precision, sizes[size], _pair() | _sharded()),
+            **two,
+        )
+        for size, precision in [("small", "fp32"), ("medium", "bf16"), ("large", "tf32")]
+    ]
+    found += [
+        Case(
+            f"lm {precision}{' checkpointed' * recompute} sharded 2 ranks",
+            *("lm", precision, {}, _lm() | {"global_batch": 64} | _sharded(recompute)),
+            **two,
+        )
+        for precision, recompute in [("fp32", False), ("bf16", False), ("bf16", True)]
+    ]
     return found
 
 
@@ -111,6 +127,11 @@ def _jump() -> dict[str, Any]:
 
 def _pair() -> dict[str, Any]:
     return {"global_batch": 8192}
+
+
+def _sharded(recompute: bool = False) -> dict[str, Any]:
+    options = {"activation_checkpointing": recompute}
+    return {"distributed": {"mode": "sharded", "sharded": options}}
 
 
 def build(case: Case) -> tuple[Any, Any]:
@@ -271,10 +292,16 @@ def measure_all(chosen: list[Case], out: Path, gpus: int) -> dict[str, dict[str,
             measured |= {case.name: found for case, found in zip(cases_now, answers, strict=True)}
     for case in shared:
         measured[case.name].pop("outside", None)  # others were on the GPU, too
-    for case in chosen:
-        if 1 < case.ranks <= gpus:
-            devices = ",".join(map(str, range(case.ranks)))
-            measured[case.name] = in_process(case, "measure", out, devices)
+    several = [case for case in chosen if 1 < case.ranks <= gpus]
+
+    def on_several(case: Case) -> dict[str, Any]:
+        return in_process(case, "measure", out, ",".join(map(str, range(case.ranks))))
+
+    with ThreadPoolExecutor(SHARED_BY) as at_once:
+        answers = at_once.map(on_several, several)
+        measured |= {case.name: found for case, found in zip(several, answers, strict=True)}
+    for case in several:
+        measured[case.name].pop("outside", None)
     return measured
 
 

@@ -55,3 +55,19 @@ def test_a_rank_without_memory_later_restarts_all_with_half_the_micro_batch(
     assert (resumed["step"], resumed["micro_batch"]) == (5, 8)
     assert ended.losses == pytest.approx(undisturbed.losses, rel=ROUNDING)
     assert largest_difference(ended.weights, undisturbed.weights) <= ROUNDING
+
+
+def test_replicas_that_do_not_fit_are_cut_among_the_ranks(
+    tmp_path: Path, undisturbed: Finished
+) -> None:
+    """At the smallest micro-batch there is nothing left to halve, and the mode is open."""
+    failing = {"rank": 1, "call": 7 * 16, "above": 0, "replicas": True}
+    options = {"config": {**CONFIG, "micro_batch": 1}, "fail": failing}
+    ended = run_to_end(script("memory.py", "cpu:2", options), tmp_path).succeeded()
+    first, second = ended.events("attempt_ended")
+    assert (first["cause"], first["action"]) == ("out_of_memory", "restart in mode sharded")
+    assert second["cause"] == "done"
+    modes = [(event["step"], event["mode"]) for event in ended.events("run_started")]
+    assert modes == [(0, "distributed"), (5, "sharded")]
+    assert ended.losses == pytest.approx(undisturbed.losses, rel=ROUNDING)
+    assert largest_difference(ended.weights, undisturbed.weights) <= ROUNDING

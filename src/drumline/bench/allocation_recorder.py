@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -35,6 +36,7 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         selections: Operators met whose result's size depends on values.
         selected: As given.
         convolutions: Whether there was one.
+        streams: Which allocations another stream than the computing one asked for, by number.
 
     Args:
         kernels: Whether to add what CUDA's kernels take for themselves.
@@ -50,6 +52,8 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.category = "activations"
         self.selections: set[str] = set()
         self.convolutions = False
+        self.streams: dict[int, int] = {}
+        self._known_streams: list[Any] = [torch.cpu.current_stream()]
         self.selected, self._kernels = selected, kernels
         self._numbers = WeakIdKeyDictionary()
         self._references: dict[int, Any] = {}
@@ -62,7 +66,11 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run an operator and record what it makes."""
+        """Run an operator and record what it makes. What a DTensor's operator does to its pieces
+        comes by again.
+        """
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
         kwargs = kwargs or {}
         if func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)
@@ -80,10 +88,11 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def see(self, tensor: Tensor, category: str | None = None) -> None:
         """Record a tensor's storage, unless it is known."""
         storage = tensor.untyped_storage()
-        size = storage.nbytes()
-        if size == 0 or storage in self._numbers:
-            return
-        number = self._allocate(size, category or self._now())
+        if storage.nbytes() and storage not in self._numbers:
+            self._see_storage(storage, category or self._now())
+
+    def _see_storage(self, storage: torch.UntypedStorage, category: str) -> None:
+        number = self._allocate(storage.nbytes(), category)
         self._numbers[storage] = number
         self._references[number] = weakref.ref(storage, lambda _: self._freed(number))
 
@@ -107,6 +116,38 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Let go of all storages; what is alive stays so in the record."""
         self._references.clear()
 
+    def __enter__(self) -> Any:
+        self._resize = torch.UntypedStorage.resize_
+        torch.UntypedStorage.resize_ = self._resizing()  # type: ignore[method-assign]
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _resizing(self) -> Any:
+        """FSDP empties a storage to free its memory, and fills it again, without an operator."""
+        resize, recorder = self._resize, self
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            before = storage.nbytes()
+            result = resize(storage, size)
+            recorder.resized(storage, before)
+            return result
+
+        return resize_
+
+    def resized(self, storage: torch.UntypedStorage, before: int) -> None:
+        """Record that a storage was given another size than `before`."""
+        if storage.nbytes() == before:
+            return
+        number = self._numbers.get(storage)  # type: ignore[no-untyped-call]
+        if number is not None:
+            self._freed(number)
+            del self._numbers[storage]
+        if storage.nbytes():
+            self._see_storage(storage, "buckets")
+
     def _now(self) -> str:
         backward = torch._C._current_graph_task_id() != -1
         return "temporaries" if backward else self.category
@@ -115,7 +156,18 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sizes.append(size)
         self.categories.append(category)
         self.events.append(len(self.sizes))
-        return len(self.sizes) - 1
+        number = len(self.sizes) - 1
+        if stream := self._stream():
+            self.streams[number] = stream
+            self.categories[number] = "buckets"
+        return number
+
+    def _stream(self) -> int:
+        """The stream that is current, numbered as they come: 0 is the one that computes."""
+        current = torch.cpu.current_stream()
+        if current not in self._known_streams:
+            self._known_streams.append(current)
+        return self._known_streams.index(current)
 
     def _freed(self, number: int) -> None:
         if self._references.pop(number, None) is not None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from drumline.config import RunConfig
+from drumline.config.load import override
 from drumline.errors import BadInput, DrumlineError, LaunchError
 from drumline.planning.memory import MemoryEstimate, estimate, largest_micro_batch
 from drumline.planning.memory_trace import MemoryTrace
@@ -122,6 +123,10 @@ class MemoryAnswers:
         """The estimate of the smallest micro-batch."""
         least = self._config.task.granularity if self._config.task else 1
         return estimate(self._trace(self._config, world_size, least, 0.0), capability)
+
+    def cut(self) -> MemoryAnswers:
+        """The same questions about mode sharded."""
+        return MemoryAnswers(override(self._config, ["distributed.mode=sharded"]), self._tracer)
 
     def _trace(
         self, config: RunConfig, world_size: int, micro_batch: int | None, selected: float

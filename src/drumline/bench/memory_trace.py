@@ -12,21 +12,23 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
 
 from drumline.bench.allocation_recorder import AllocationRecorder
 from drumline.bench.cuda_operators import cuda_operators
 from drumline.bench.sample_batch import enlarged, sample
-from drumline.bench.traced_world import traced_strategy, traced_world
+from drumline.bench.traced_world import group_of_nobody, traced_strategy, traced_world
 from drumline.config import Mode, RunConfig
 from drumline.config.load import parse_config
 from drumline.config.section import import_object
+from drumline.distributed import Split, Strategy, local
 from drumline.errors import BadInput, DrumlineError
 from drumline.events import EventLog
 from drumline.planning.memory_trace import MemoryTrace
@@ -38,7 +40,7 @@ from drumline.training.source import Cursor, MapDataset, StepBatch
 from drumline.training.step import CAREFUL_STEPS, StandardStep, Step, StepParts
 from drumline.training.task import Setup, Task
 
-ESTIMATED_MODES = (Mode.AUTO, Mode.NONE, Mode.DISTRIBUTED)
+ESTIMATED_MODES = (Mode.AUTO, Mode.NONE, Mode.DISTRIBUTED, Mode.SHARDED)
 UNTRACED = ("initialisation from the data, evaluation and checkpoints are not traced",)
 CONVOLUTIONS = "convolution workspaces: cuDNN chooses them on the card"
 
@@ -63,7 +65,7 @@ def trace_task(
     Args:
         task: What is trained; it is used up.
         config: The run. Its devices do not matter.
-        world_size: Ranks; with more than one, DDP's memory is counted.
+        world_size: Ranks; with more than one, the memory of DDP or FSDP2 is counted.
         micro_batch: Samples one forward holds; by default the config's, else the share.
         selected: Part of the elements that masks and `nonzero` are taken to select: in each step,
             or one that is reached in the last. A size that changes from step to step leaves
@@ -77,7 +79,12 @@ def trace_task(
     steps = CAREFUL_STEPS + (2 if world_size > 1 else 0)  # one summed backward, one after it
     parts = _by_step(selected, steps)
     recorder = AllocationRecorder(selected=parts[0])
-    with tempfile.TemporaryDirectory() as folder, _event_log(folder) as events:
+    cut = config.distributed.mode is Mode.SHARDED
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _event_log(folder) as events,
+        group_of_nobody(world_size) if cut else nullcontext(),
+    ):
         setup = Setup(config, traced_world(config, world_size), events)
         try:
             _run(task, setup, recorder, (share, micro_batch, parts))
@@ -93,6 +100,7 @@ def trace_task(
         workspaces=recorder.workspaces,
         events=tuple(recorder.events),
         selections=tuple(sorted(recorder.selections)),
+        streams=recorder.streams,
         selected=max(parts),
         untraced=(*UNTRACED, *((CONVOLUTIONS,) if recorder.convolutions else ())),
     )
@@ -143,14 +151,13 @@ def _run(
         model = task.build_model()
         _prepare(model, arithmetic.weights, fake)
     batch, read = sample(task.build_source())
-    with fake, cuda_operators(), recorder:
-        _see_model(recorder, model, task)
-        optimizer = build_optimizer(config.optimizer, model)
-        strategy = traced_strategy(config, world, recorder)
+    strategy = traced_strategy(config, world, recorder, arithmetic.autocast_dtype)
+    with fake, cuda_operators(), _wrapping(strategy, model, task, recorder) as wrapped:
+        optimizer = build_optimizer(config.optimizer, model, strategy.build_optimizer)
         parts = StepParts(
             task=task,
             model=model,
-            wrapped=strategy.wrap(model),
+            wrapped=wrapped,
             optimizer=optimizer,
             strategy=strategy,
             world=world,
@@ -162,12 +169,7 @@ def _run(
             clip_norm=config.clip_norm,
         )
         step = task.build_step(parts) or _AgreeingStep(parts)
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    lambda p: recorder.label([p.grad], "gradients", only="temporaries")
-                )
-        _watch(optimizer, recorder)
+        _watch(optimizer, model, recorder)
         for index, part in enumerate(selected):
             recorder.selected = part
             with recorder.within("batch"):
@@ -186,10 +188,37 @@ class _AgreeingStep(StandardStep):
         return 1.0, 1.0, True
 
 
-def _watch(optimizer: torch.optim.Optimizer, recorder: AllocationRecorder) -> None:
-    """Tell the optimizer's state from what passes while it steps."""
+@contextmanager
+def _wrapping(
+    strategy: Strategy, model: nn.Module, task: Task, recorder: AllocationRecorder
+) -> Iterator[nn.Module]:
+    """The wrapped model, and the recorder at work. What is cut before it goes to the device is
+    only seen once it is cut.
+    """
+    split = Split(task.shard_units(model), task.tensor_plan(model))
+    wrapped = strategy.wrap(model, split) if strategy.mode is Mode.SHARDED else None
+    with recorder:
+        _see_model(recorder, model, task)
+        yield wrapped or strategy.wrap(model, split)
+
+
+def _watch(
+    optimizer: torch.optim.Optimizer, model: nn.Module, recorder: AllocationRecorder
+) -> None:
+    """Tell gradients and the optimizer's state from what passes."""
+
+    def gradient_made(parameter: nn.Parameter) -> None:
+        if parameter.grad is not None:
+            recorder.label([local(parameter.grad)], "gradients", only="temporaries")
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(gradient_made)  # type: ignore[no-untyped-call]
 
     def before(*_: Any) -> None:
+        if any(isinstance(p, DTensor) for p in model.parameters()):  # FSDP2 sets them itself
+            pieces = (local(p.grad) for p in model.parameters() if p.grad is not None)
+            recorder.label(pieces, "gradients")
         recorder.category = "temporaries"
 
     def after(*_: Any) -> None:
@@ -246,7 +275,9 @@ def _see_model(recorder: AllocationRecorder, model: nn.Module, task: Task) -> No
         flattened = own if isinstance(module, nn.RNNBase) else []  # moved one by one before that
         moved = [torch.empty(each.shape, dtype=each.dtype) for each in flattened]
         for parameter in own:
-            recorder.see(parameter, "parameters")
+            piece = local(parameter)
+            recorder.see(piece, "parameters")
+            recorder.label([piece], "parameters")  # a piece may have been seen on the way to it
         del moved
         for buffer in module.buffers(recurse=False):
             recorder.see(buffer, "buffers")
@@ -270,7 +301,7 @@ def _tensors_of(owner: object, depth: int = 2) -> Iterator[Tensor]:
 
 def _state(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, Tensor))
+        yield from (local(value) for value in state.values() if isinstance(value, Tensor))
 
 
 def _untraceable(error: Exception) -> BadInput:

@@ -1,4 +1,8 @@
-"""A rank's world and strategy for a trace: no peers, but DDP's memory as if there were some."""
+"""A rank's world and strategy for a trace: no peers, but the memory as if there were some.
+
+DDP works below what a trace sees, so it is modelled. FSDP2 works above, and runs as it is, in a
+process group that sends nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from drumline.bench.allocation_recorder import AllocationRecorder
-from drumline.config import ClusterEnvironment, RunConfig
+from drumline.config import ClusterEnvironment, DistributedConfig, Mode, RunConfig
 from drumline.distributed import (
     UNCUT,
     DataParallelReplicas,
     LocalControl,
+    Sharded,
     SingleDevice,
     Split,
     Strategy,
@@ -48,11 +56,46 @@ def traced_world(config: RunConfig, size: int) -> TracedWorld:
     )
 
 
-def traced_strategy(config: RunConfig, world: World, recorder: AllocationRecorder) -> Strategy:
-    """The strategy the run would have, with DDP's memory and without its messages."""
+@contextmanager
+def group_of_nobody(size: int) -> Iterator[None]:
+    """A default process group of `size` ranks in which nothing is sent."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def traced_strategy(
+    config: RunConfig, world: World, recorder: AllocationRecorder, low_precision: torch.dtype | None
+) -> Strategy:
+    """The strategy the run would have, with its memory and without its messages.
+
+    Args:
+        config: The run.
+        world: From `traced_world`.
+        recorder: Told what DDP takes.
+        low_precision: See `Sharded`.
+    """
+    if config.distributed.mode is Mode.SHARDED:
+        return TracedShards(config.distributed, world, low_precision)
     if world.size == 1:
         return SingleDevice()
     return TracedReplicas(config, world, recorder)
+
+
+class TracedShards(Sharded):
+    """FSDP2 as it is, but that the mesh's own tensors are real: it is made before they are fake."""
+
+    def __init__(
+        self, config: DistributedConfig, world: World, low_precision: torch.dtype | None
+    ) -> None:
+        super().__init__(config, world, low_precision)
+        self._mesh = super().mesh()
+
+    def mesh(self) -> DeviceMesh:
+        """The same at every call."""
+        return self._mesh
 
 
 class TracedReplicas(DataParallelReplicas):

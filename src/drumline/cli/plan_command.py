@@ -135,15 +135,9 @@ def _memory(config: RunConfig, tracer: Tracer) -> tuple[MemoryAnswers | None, st
     """What answers for the config's memory, or why nothing does."""
     from drumline.bench.memory import MemoryAnswers
     from drumline.errors import DrumlineError
-    from drumline.planning.cost_model import NOT_PREDICTED
 
     if config.task is None:
         return None, "no memory estimate: the config names no task whose step could be traced"
-    if config.distributed.mode.value in NOT_PREDICTED:
-        return (
-            None,
-            f"no memory estimate: mode {config.distributed.mode.value} is not predicted yet",
-        )
     answers = MemoryAnswers(config, tracer)
     try:
         answers.need(1, None)  # whether it can be traced at all

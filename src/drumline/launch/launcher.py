@@ -11,17 +11,20 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from drumline.config import DistributedConfig, load_config
+from drumline.config import DistributedConfig, Mode, load_config
 from drumline.config.environment import ATTEMPT, OVERRIDES, PLAN_DEVICES, RUN_DIR
 from drumline.errors import EXIT_FAILED, DrumlineError
 from drumline.events import EventLog, EventReader
 from drumline.launch.agent import Attempt
-from drumline.launch.policy import Action, AttemptEnd, Decision, RankEnd, decide
+from drumline.launch.policy import Action, AttemptEnd, Decision, RankEnd, Savings, decide
 from drumline.planning import Plan
 from drumline.run_directory import RunDirectory
 
 Output = Callable[[int, str], None]
 _TAIL_LINES = 15
+MOST_HOST_THREADS = 8
+"""Of a rank with a GPU: what it does on the host, copying samples, gains nothing from more, and
+threads that wait for work take time from the one that issues kernels."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class _Launch:
         self._watch()
         end = self._end(number, ranks)
         left = self._bounds().max_restarts - (number - self._first)
-        decision = decide(end, left, can_halve=self._micro_batch() > 1)
+        decision = decide(end, left, self._savings())
         self._events.emit(
             "attempt_ended",
             cause=decision.cause,
@@ -143,6 +146,8 @@ class _Launch:
         """Variables of every rank. Devices go by UUID and are set before CUDA can start."""
         plan = self.request.plan
         threads = max(1, (os.cpu_count() or 1) // plan.world_size)
+        if plan.devices[0].kind != "cpu":
+            threads = min(threads, MOST_HOST_THREADS)
         environment = {
             RUN_DIR: str(self.run_dir.path.resolve()),
             ATTEMPT: str(number),
@@ -161,11 +166,18 @@ class _Launch:
     def _adjust(self, action: Action) -> None:
         if action is Action.RESTART_SMALLER:
             self._overrides["micro_batch"] = str(max(1, self._micro_batch() // 2))
+        if action is Action.RESTART_SHARDED:
+            self._overrides["distributed.mode"] = Mode.SHARDED.value
         if action is Action.RESTART_PATIENT:
             for name in ("timeout_s", "control_timeout_s"):
                 key = f"distributed.{name}"
                 before = float(self._overrides.get(key, getattr(self._bounds(), name)))
                 self._overrides[key] = str(2 * before)
+
+    def _savings(self) -> Savings:
+        open_mode = self._bounds().mode is Mode.AUTO and "distributed.mode" not in self._overrides
+        cutting = open_mode and self.request.plan.world_size > 1
+        return Savings(halving=self._micro_batch() > 1, cutting=cutting)
 
     def _micro_batch(self) -> int:
         """What the ranks held at last: they may have halved it, and a script has its own."""

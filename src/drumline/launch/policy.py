@@ -22,6 +22,7 @@ class Action(StrEnum):
     FINISH = "finish"
     RESTART = "restart"
     RESTART_SMALLER = "restart with half the micro-batch"
+    RESTART_SHARDED = "restart in mode sharded"
     RESTART_PATIENT = "restart with twice the timeout"
     STOP = "stop"
 
@@ -77,13 +78,33 @@ class Decision:
     remedy: str = ""
 
 
-def decide(end: AttemptEnd, restarts_left: int, *, can_halve: bool) -> Decision:
+@dataclass(frozen=True)
+class Savings:
+    """What a run has left to save memory by.
+
+    Attributes:
+        halving: Whether the micro-batch can be halved.
+        cutting: Whether the mode is left open, and replicas can be cut among ranks instead.
+    """
+
+    halving: bool
+    cutting: bool = False
+
+    @property
+    def first(self) -> Action | None:
+        """What is done where memory ran out: what slows the run least."""
+        if self.halving:
+            return Action.RESTART_SMALLER
+        return Action.RESTART_SHARDED if self.cutting else None
+
+
+def decide(end: AttemptEnd, restarts_left: int, savings: Savings) -> Decision:
     """Decide what follows.
 
     Args:
         end: How the attempt ended.
         restarts_left: How many more attempts the config allows.
-        can_halve: Whether the micro-batch can be halved.
+        savings: What could be done about memory.
     """
     if end.result is not None and end.result.get("status") in ("done", "stopped"):
         return Decision(
@@ -96,7 +117,7 @@ def decide(end: AttemptEnd, restarts_left: int, *, can_halve: bool) -> Decision:
         return Decision(Action.FINISH, "done", "all ranks ended")
     if end.killed_by_us:
         return Decision(Action.STOP, "killed", "ended at once, as asked", EXIT_FAILED)
-    decision = _first_cause(end, can_halve)
+    decision = _first_cause(end, savings)
     if decision.action is not Action.STOP and restarts_left < 1:
         return replace(
             decision,
@@ -108,14 +129,14 @@ def decide(end: AttemptEnd, restarts_left: int, *, can_halve: bool) -> Decision:
     return decision
 
 
-def _first_cause(end: AttemptEnd, can_halve: bool) -> Decision:
+def _first_cause(end: AttemptEnd, savings: Savings) -> Decision:
     """The cause behind the others: peers of a dead rank fail too, by losing contact with it."""
     primary = next((f for f in end.failures if f.get("code") not in _SECONDARY), None)
     alone = [rank for rank in end.ranks if rank.exit_code and not rank.ended_by_us]
     killed = next((rank for rank in alone if rank.exit_code < 0), None)
     by_chance = killed is not None and killed.signal_name in _FROM_OUTSIDE
     if primary is not None and (not by_chance or primary.get("exit_code") == EXIT_BAD_INPUT):
-        return _from_failure(primary, end.steps, can_halve)
+        return _from_failure(primary, end.steps, savings)
     if killed is not None:
         return Decision(
             Action.RESTART,
@@ -126,7 +147,7 @@ def _first_cause(end: AttemptEnd, can_halve: bool) -> Decision:
     if end.failures:
         # When one rank's patience ends first, the others see only that it closed the connection.
         cause = next(filter(_timed_out, end.failures), end.failures[0])
-        return _from_failure(cause, end.steps, can_halve)
+        return _from_failure(cause, end.steps, savings)
     first = (alone or end.ranks)[0]
     return Decision(
         Action.RESTART if end.steps else Action.STOP,
@@ -137,14 +158,14 @@ def _first_cause(end: AttemptEnd, can_halve: bool) -> Decision:
     )
 
 
-def _from_failure(failure: dict[str, Any], steps: int, can_halve: bool) -> Decision:
+def _from_failure(failure: dict[str, Any], steps: int, savings: Savings) -> Decision:
     code = str(failure.get("code", ""))
     message = f"rank {failure.get('rank')}: {failure.get('message', code)}"
     remedy = str(failure.get("remedy", ""))
     if failure.get("exit_code") == EXIT_BAD_INPUT:
         return Decision(Action.STOP, code, message, EXIT_BAD_INPUT, remedy)
-    if code == OUT_OF_MEMORY and can_halve:
-        return Decision(Action.RESTART_SMALLER, code, message, EXIT_FAILED, remedy)
+    if code == OUT_OF_MEMORY and savings.first is not None:
+        return Decision(savings.first, code, message, EXIT_FAILED, remedy)
     if _timed_out(failure):
         return Decision(Action.RESTART_PATIENT, code, message, EXIT_FAILED, remedy)
     if code in (COMMUNICATION, "rank_failed"):

@@ -3,13 +3,15 @@
 It follows the native allocator with its default settings (c10/cuda/CUDACachingAllocator): sizes
 are rounded to 512 bytes; blocks of up to 1 MiB come from 2 MiB segments, of up to 10 MiB from
 20 MiB segments, larger ones from segments of their own size rounded to 2 MiB; the smallest free
-block that is large enough is taken and split; neighbours that are free merge. One stream, no
-expandable segments, and nothing is given back to the driver, as long as memory lasts.
+block that is large enough is taken and split; neighbours that are free merge. Each stream has free
+blocks of its own. No expandable segments, and nothing is given back to the driver, as long as
+memory lasts.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from dataclasses import dataclass
 
 ROUNDING = 512
@@ -41,6 +43,7 @@ class Block:
     address: int
     size: int
     small: bool
+    stream: int = 0
     free: bool = False
     before: Block | None = None
     after: Block | None = None
@@ -54,13 +57,13 @@ class CachingAllocator:
         self.reserved = self.reserved_peak = 0
         self.segments: list[int] = []
         self._next_address = 0
-        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+        self._free: defaultdict[tuple[bool, int], list[tuple[int, int]]] = defaultdict(list)
         self._at: dict[int, Block] = {}
 
-    def allocate(self, size: int) -> Block:
-        """A block for `size` bytes."""
+    def allocate(self, size: int, stream: int = 0) -> Block:
+        """A block for `size` bytes, asked for on a stream."""
         size = rounded(size)
-        block = self._take(size) or self._new_segment(size)
+        block = self._take(size, stream) or self._new_segment(size, stream)
         if self._splits(block, size):
             self._split(block, size)
         block.free = False
@@ -84,20 +87,20 @@ class CachingAllocator:
             self._join(block, after.after)
         self._offer(block)
 
-    def _take(self, size: int) -> Block | None:
-        pool = self._free[size <= SMALL_REQUEST]
+    def _take(self, size: int, stream: int) -> Block | None:
+        pool = self._free[size <= SMALL_REQUEST, stream]
         place = bisect_left(pool, (size, -1))
         if place == len(pool):
             return None
         _, address = pool.pop(place)
         return self._at.pop(address)
 
-    def _new_segment(self, size: int) -> Block:
+    def _new_segment(self, size: int, stream: int) -> Block:
         length = segment_size(size)
         self.segments.append(length)
         self.reserved += length
         self.reserved_peak = max(self.reserved_peak, self.reserved)
-        block = Block(self._next_address, length, size <= SMALL_REQUEST)
+        block = Block(self._next_address, length, size <= SMALL_REQUEST, stream)
         self._next_address += length
         return block
 
@@ -107,7 +110,8 @@ class CachingAllocator:
         return rest >= ROUNDING if block.small else rest > SMALL_REQUEST
 
     def _split(self, block: Block, size: int) -> None:
-        rest = Block(block.address + size, block.size - size, block.small, free=True)
+        address, left = block.address + size, block.size - size
+        rest = Block(address, left, block.small, block.stream, free=True)
         block.size = size
         self._join(rest, block.after)
         self._join(block, rest)
@@ -120,10 +124,10 @@ class CachingAllocator:
             second.before = first
 
     def _offer(self, block: Block) -> None:
-        insort(self._free[block.small], (block.size, block.address))
+        insort(self._free[block.small, block.stream], (block.size, block.address))
         self._at[block.address] = block
 
     def _forget(self, block: Block) -> None:
-        pool = self._free[block.small]
+        pool = self._free[block.small, block.stream]
         del pool[bisect_left(pool, (block.size, block.address))]
         del self._at[block.address]

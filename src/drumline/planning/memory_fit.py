@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from drumline.config import RunConfig
+from drumline.config import Mode, RunConfig
 from drumline.errors import DeviceError
 from drumline.hardware import Device, Machine
 from drumline.planning.availability import Need, gib, label, memory_to_give, units, why_not
@@ -33,6 +33,24 @@ class MemoryQuestions(Protocol):
 
     def smallest(self, world_size: int, capability: Capability) -> MemoryEstimate:
         """The estimate of the smallest micro-batch."""
+
+    def cut(self) -> MemoryQuestions:
+        """The same questions about mode sharded."""
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What a run asks of its devices.
+
+    Attributes:
+        each: Bytes on every device; None on the CPU, where nothing is refused.
+        questions: Who answered.
+        too_large: Where replicas fit no devices and the run is cut among them: why.
+    """
+
+    each: int | None
+    questions: MemoryQuestions
+    too_large: DeviceError | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +89,37 @@ class KindMemory:
             "largest_micro_batch": self.largest and self.largest.micro_batch,
             "needed": self.needed.as_dict(),
         }
+
+
+def needed_memory(
+    config: RunConfig,
+    machine: Machine,
+    occupied: Collection[str],
+    at_most: int,
+    memory: MemoryQuestions,
+) -> Needed:
+    """What is asked of each device: by replicas, or in mode auto, where not even their smallest
+    micro-batch fits, by mode sharded.
+
+    Raises:
+        DeviceError: If no devices have it, with what would fit.
+    """
+    try:
+        return Needed(needed_bytes(config, machine, occupied, at_most, memory), memory)
+    except DeviceError as error:
+        several = len(choose_devices(config.devices, machine, occupied, at_most)[0]) > 1
+        can_cut = config.distributed.mode is Mode.AUTO and several
+        if not can_cut or error.values.get("micro_batch"):
+            raise
+        cut = memory.cut()
+        try:
+            each = needed_bytes(config, machine, occupied, at_most, cut)
+        except DeviceError as cut_error:
+            fitting = cut_error.values.get("micro_batch")
+            if fitting:
+                error.remedy = f"distributed.mode=sharded with micro_batch={fitting} fits."
+            raise error from None
+        return Needed(each, cut, error)
 
 
 def needed_bytes(
@@ -199,6 +248,7 @@ def _too_large(
         remedy=" ".join(tips),
         needed_bytes=need.total,
         free_bytes=free,
+        micro_batch=found.micro_batch if found else None,
         because=error.message,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from drumline.planning.allocator import Block, CachingAllocator
@@ -29,7 +29,7 @@ class MemoryTrace:
     Attributes:
         micro_batch: Samples one forward held.
         share: Samples of the rank in a step.
-        world_size: Ranks; more than one means DDP's buckets.
+        world_size: Ranks; with more than one, what they exchange counts, too.
         steps: Optimizer steps traced.
         sizes: Bytes of each allocation; 0 for a workspace, whose size the device decides.
         categories: What each allocation is, one of `CATEGORIES`.
@@ -37,6 +37,8 @@ class MemoryTrace:
         events: k + 1 where allocation k is made, -(k + 1) where it is freed.
         selections: Operators whose result's size depends on values (a boolean mask, say).
         selected: The part of its elements that such an operator was taken to select.
+        streams: Numbers of the streams, by the number of their allocation, that are not the
+            computing one's.
         untraced: What the trace left out, in words.
     """
 
@@ -50,6 +52,7 @@ class MemoryTrace:
     events: tuple[int, ...]
     selections: tuple[str, ...] = ()
     selected: float = 0.0
+    streams: dict[int, int] = field(default_factory=dict)
     untraced: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -58,6 +61,7 @@ class MemoryTrace:
             **asdict(self),
             "categories": [CATEGORIES.index(name) for name in self.categories],
             "workspaces": {str(number): name for number, name in self.workspaces.items()},
+            "streams": {str(number): stream for number, stream in self.streams.items()},
         }
 
     @classmethod
@@ -69,6 +73,7 @@ class MemoryTrace:
                 "sizes": tuple(data["sizes"]),
                 "categories": tuple(CATEGORIES[number] for number in data["categories"]),
                 "workspaces": {int(number): name for number, name in data["workspaces"].items()},
+                "streams": {int(number): stream for number, stream in data["streams"].items()},
                 "events": tuple(data["events"]),
                 "selections": tuple(data["selections"]),
                 "untraced": tuple(data["untraced"]),
@@ -110,7 +115,7 @@ def replay(trace: MemoryTrace, workspace_bytes: Callable[[str], int]) -> Replay:
         if sizes[number] == 0:
             continue
         if event > 0:
-            blocks[number] = allocator.allocate(sizes[number])
+            blocks[number] = allocator.allocate(sizes[number], trace.streams.get(number, 0))
             now[trace.categories[number]] += sizes[number]
         else:
             allocator.release(blocks.pop(number))

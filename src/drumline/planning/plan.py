@@ -9,9 +9,17 @@ from typing import Any
 from drumline.config import Mode, RunConfig
 from drumline.errors import BadInput
 from drumline.hardware import Machine
+from drumline.planning.availability import gib
 from drumline.planning.cost_model import Candidate, choose, not_predicted, predict
 from drumline.planning.devices import PlannedDevice, choose_devices
-from drumline.planning.memory_fit import KindMemory, MemoryQuestions, kinds, needed_bytes, within
+from drumline.planning.memory_fit import (
+    KindMemory,
+    MemoryQuestions,
+    Needed,
+    kinds,
+    needed_memory,
+    within,
+)
 from drumline.planning.shares import (
     PASSES_PER_STAGE,
     cut_micro_batches,
@@ -85,9 +93,9 @@ def plan(
     """
     granularity = config.task.granularity if config.task else 1
     most = _most_devices(config, granularity)
-    needed = None if memory is None else needed_bytes(config, machine, occupied, most, memory)
+    needed = None if memory is None else needed_memory(config, machine, occupied, most, memory)
     devices, reasons = choose_devices(
-        config.devices, machine, occupied, at_most=most, memory_bytes=needed
+        config.devices, machine, occupied, most, None if needed is None else needed.each
     )
     size = _shares_among(config, len(devices))
     if config.distributed.shares is not None and len(config.distributed.shares) != size:
@@ -100,7 +108,13 @@ def plan(
     candidates = () if speed is None else compare(config, size, speed)
     if memory is not None:
         candidates = tuple(within(each, machine, devices, memory) for each in candidates)
-    if speed is not None and not speed.gaps and config.distributed.mode is Mode.AUTO:
+    if needed is not None and needed.too_large is not None:
+        mode, why = Mode.SHARDED, _why_sharded(needed, size)
+        candidates = tuple(
+            replace(each, note="chosen: a replica fits no device") if each.mode == mode else each
+            for each in candidates
+        )
+    elif speed is not None and not speed.gaps and config.distributed.mode is Mode.AUTO:
         best, why = choose(candidates)
         mode, shares, devices = Mode(best.mode), best.shares, devices[: best.devices]
     return Plan(
@@ -112,7 +126,7 @@ def plan(
         micro_batch=micro_batch_of(config, shares, config.distributed.pipeline_size),
         reasons=(*reasons, why, *_pipeline_reason(config, shares)),
         candidates=candidates,
-        memory=() if memory is None else kinds(machine, devices, memory),
+        memory=() if needed is None else kinds(machine, devices, needed.questions),
     )
 
 
@@ -136,6 +150,15 @@ def compare(config: RunConfig, size: int, speed: Speed) -> tuple[Candidate, ...]
         shares = found[-1].shares
         found.append(predict(speed, "dataparallel", shares, micro_batch_of(config, shares)))
     return (*found, *not_predicted(size))
+
+
+def _why_sharded(needed: Needed, size: int) -> str:
+    assert needed.too_large is not None and needed.each is not None
+    return (
+        f"mode sharded: a replica fits no device, even one sample at a time "
+        f"({needed.too_large.message.rstrip('.')}); cut among {size}, a rank needs "
+        f"{gib(needed.each)}"
+    )
 
 
 def micro_batch_of(config: RunConfig, shares: Sequence[int], pipeline: int = 1) -> int:

@@ -8,6 +8,7 @@ which. What nobody has measured is left out: it is counted as nothing, and the e
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -71,21 +72,23 @@ class DeviceProfile(Section):
 
         Those of the nearest number of ranks stand in for one that is not listed, the larger of
         two as near: bus bandwidth changes little with the number, and latency is then too high
-        rather than too low.
+        rather than too low. So does the latency of the nearest that has one.
         """
-        if not self.all_reduce:
+        best = _nearest(self.all_reduce, world_size)
+        if best is None:
             return None, "no link known"
-        best = min(
-            self.all_reduce,
-            key=lambda entry: (abs(entry.world_size - world_size), -entry.world_size),
-        )
-        if best.world_size == world_size:
-            return best, ""
-        return best, f"links on {world_size} ranks taken as on {best.world_size}"
+        notes = []
+        if best.world_size != world_size:
+            notes.append(f"links on {world_size} ranks taken as on {best.world_size}")
+        timed = _nearest([e for e in self.all_reduce if e.latency_s is not None], world_size)
+        if best.latency_s is None and timed is not None:
+            best = best.model_copy(update={"latency_s": timed.latency_s})
+            notes.append(f"the latency on {world_size} ranks taken as on {timed.world_size}")
+        return best, "; ".join(notes)
 
     def gaps(self, precision: Precision) -> tuple[str, ...]:
         """What a prediction needs and nobody has put in."""
-        latencies = [entry.latency_s for entry in self.all_reduce]
+        latencies = [entry for entry in self.all_reduce if entry.latency_s is not None]
         copied = self.host_to_device_bytes_per_s is not None or self.kind == "cpu"
         needed = {
             f"the {precision.value} rate of matrix products": self.matmul_flop_per_s.get(precision),
@@ -93,9 +96,17 @@ class DeviceProfile(Section):
             "the time to launch a kernel": self.launch_s,
             "the rate of copies from the host": copied or None,
             "the links": self.all_reduce or None,
-            "the latency of an all-reduce": None if None in latencies else True,
+            "the latency of an all-reduce": latencies or None,
         }
         return tuple(name for name, figure in needed.items() if figure is None)
+
+
+def _nearest(entries: Sequence[AllReduce], world_size: int) -> AllReduce | None:
+    return min(
+        entries,
+        key=lambda entry: (abs(entry.world_size - world_size), -entry.world_size),
+        default=None,
+    )
 
 
 def plain_name(name: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ROUNDS = 6
-_MASK = np.uint64(0xFFFFFFFFFFFFFFFF)
+_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 class SampleOrder:
@@ -42,10 +42,12 @@ class SampleOrder:
         """
         if not 0 <= start <= stop <= self.size:
             raise IndexError(f"positions {start}..{stop} are not within 0..{self.size}")
-        positions = np.arange(start, stop, dtype=np.uint64)
-        if not self.shuffle:
-            return positions.astype(np.int64)
-        return self._permute(positions, epoch).astype(np.int64)
+        return self.at(epoch, np.arange(start, stop, dtype=np.uint64))
+
+    def at(self, epoch: int, positions: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Sample numbers at some positions of an epoch, all of them within it."""
+        found = self._permute(positions, epoch) if self.shuffle else positions
+        return found.astype(np.int64)
 
     def _permute(self, positions: NDArray[np.uint64], epoch: int) -> NDArray[np.uint64]:
         keys = [mix(self.seed, epoch, round_) for round_ in range(_ROUNDS)]
@@ -66,15 +68,18 @@ class SampleOrder:
 
 def mix(*numbers: int) -> int:
     """One well-mixed 64-bit number from several, for seeding. Equal on every machine."""
-    value = np.array([0x9E3779B97F4A7C15], dtype=np.uint64)
+    value = 0x9E3779B97F4A7C15
     for number in numbers:
-        value = _splitmix(value ^ np.array([number & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64))
-    return int(value[0])
+        value = ((value ^ number) + 0x9E3779B97F4A7C15) & _MASK
+        value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+        value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+        value ^= value >> 31
+    return value
 
 
 def _splitmix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). Overflow is intended."""
-    values = (values + np.uint64(0x9E3779B97F4A7C15)) & _MASK
+    values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

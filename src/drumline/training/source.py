@@ -11,10 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, default_collate
 
 from drumline.errors import BadInput
@@ -24,6 +26,8 @@ from drumline.training.order import SampleOrder, mix
 T = TypeVar("T")
 READ_AHEAD = 2
 """Steps read while the device works on earlier ones."""
+POSITIONS_AT_ONCE, STEPS_AT_ONCE = 2**16, 16
+"""For so many samples of a rank their numbers are worked out together, in so many steps at most."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,8 @@ class MapSource(Source):
         epoch_end: What becomes of a last batch that is not full: "short" uses it as it is, "wrap"
             fills it from the next epoch, "drop" leaves it out.
         collate: As in torch's DataLoader.
-        collated: Whether `__getitems__` returns a whole batch. Such a set draws nothing at random.
+        collated: Whether `__getitems__` takes an array of numbers and returns a whole batch. Such
+            a set draws nothing at random.
     """
 
     def __init__(
@@ -151,8 +156,8 @@ class MapSource(Source):
         """Batches of the rank from `cursor` on, without end."""
         loader = iter(
             DataLoader(
-                _ShareReader(self.dataset, seeded=not self.collated),  # type: ignore[arg-type]
-                batch_sampler=_RankSampler(self, share, cursor),
+                _ShareReader(self.dataset, collated=self.collated),  # type: ignore[arg-type]
+                batch_sampler=_RankSampler(self, share, cursor),  # type: ignore[arg-type]
                 num_workers=share.workers,
                 collate_fn=self.collate,
                 pin_memory=self.pin_memory,
@@ -200,17 +205,13 @@ class MapSource(Source):
             epoch, offset = spans[-1].epoch, spans[-1].stop
             yield spans, Cursor(epoch, offset)
 
-    def numbers(self, spans: Sequence[Span], first: int, count: int) -> list[int]:
-        """Sample numbers of `count` positions of a step, from its position `first` on."""
-        found: list[int] = []
-        for span in spans:
-            low, high = max(0, first), min(len(span), first + count)
-            if low < high:
-                found += self.order.samples(
-                    span.epoch, span.start + low, span.start + high
-                ).tolist()
-            first -= len(span)
-        return found
+    def numbers(self, spans: Sequence[Span]) -> NDArray[np.int64]:
+        """Sample numbers at the positions of some spans, one after the other."""
+        found = []
+        for epoch, same in groupby(spans, key=lambda span: span.epoch):
+            ranges = [np.arange(span.start, span.stop, dtype=np.uint64) for span in same]
+            found.append(self.order.at(epoch, np.concatenate(ranges)))
+        return np.concatenate(found)
 
     def steps_in_epochs(self, epochs: int, global_batch: int) -> int:
         """How many steps `epochs` passes over the data take."""
@@ -248,54 +249,82 @@ def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
 
 
 class _RankSampler:
-    """The sample numbers of one rank's share of every step, leaving out empty shares."""
+    """The sample numbers of one rank's share of every step, leaving out empty shares.
+
+    Numbers of several steps are worked out at once: a thread that reads ahead has to wait for the
+    interpreter after each of the many small calls that this takes.
+    """
 
     def __init__(self, source: MapSource, share: ShareOfStep, cursor: Cursor) -> None:
         self.source, self.share, self.cursor = source, share, cursor
 
-    def __iter__(self) -> Iterator[list[int]]:
-        share = self.share
-        if not share.weights[share.rank]:
+    def __iter__(self) -> Iterator[_Ask]:
+        if not self.share.weights[self.share.rank]:
             return  # there is nothing to look for, however far a loader looks ahead
+        shares = self._shares()
+        while True:
+            some = list(islice(shares, self._steps_at_once()))
+            numbers = self.source.numbers([span for spans, _ in some for span in spans])
+            ends = np.cumsum([sum(map(len, spans)) for spans, _ in some])
+            for own, (_, seed) in zip(np.split(numbers, ends[:-1]), some, strict=True):
+                yield _Ask(own, seed)
+
+    def _steps_at_once(self) -> int:
+        share = self.share
+        mine = share.global_batch * share.weights[share.rank] // sum(share.weights)
+        return min(STEPS_AT_ONCE, max(1, POSITIONS_AT_ONCE // max(1, mine)))
+
+    def _shares(self) -> Iterator[tuple[list[Span], int]]:
+        """The spans of this rank's samples in every step, and the step's seed for it."""
+        share, order = self.share, self.source.order
         for spans, _ in self.source.walk(self.cursor, share.global_batch):
             counts = cut_shares(sum(map(len, spans)), share.weights, share.granularity)
-            count = counts[share.rank]
+            count, first = counts[share.rank], sum(counts[: share.rank])
             if count:
-                first = sum(counts[: share.rank])
-                numbers = self.source.numbers(spans, first, count)
-                seed = mix(self.source.order.seed, spans[0].epoch, spans[0].start + first)
-                yield _Ask(numbers, seed)
+                seed = mix(order.seed, spans[0].epoch, spans[0].start + first)
+                yield _part(spans, first, count), seed
 
 
-class _Ask(list[int]):
+def _part(spans: Sequence[Span], first: int, count: int) -> list[Span]:
+    """`count` positions of consecutive spans, from their position `first` on."""
+    found = []
+    for span in spans:
+        low, high = max(0, first), min(len(span), first + count)
+        if low < high:
+            found.append(Span(span.epoch, span.start + low, span.start + high))
+        first -= len(span)
+    return found
+
+
+@dataclass(frozen=True)
+class _Ask:
     """The sample numbers of a share, and the seed for random transforms on them."""
 
-    def __init__(self, numbers: list[int], seed: int) -> None:
-        super().__init__(numbers)
-        self.seed = seed
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_Ask, (list(self), self.seed))
+    numbers: NDArray[np.int64]
+    seed: int
 
 
 class _ShareReader:
     """Reads a share at a time. Random transforms in the data set are seeded by where the share
-    begins, so they do not depend on loader processes or on what ran before.
+    begins, so they do not depend on loader processes or on what ran before. A set whose batches
+    come collated draws nothing at random, and takes the numbers as an array.
     """
 
-    def __init__(self, dataset: MapDataset, *, seeded: bool) -> None:
-        self.dataset, self.seeded = dataset, seeded
+    def __init__(self, dataset: MapDataset, *, collated: bool) -> None:
+        self.dataset, self.collated = dataset, collated
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitems__(self, ask: _Ask) -> Any:
-        if self.seeded:
-            torch.manual_seed(ask.seed >> 1)
-            random.seed(ask.seed)
-            np.random.seed(ask.seed & 0xFFFFFFFF)
         many = getattr(self.dataset, "__getitems__", None)
-        return many(list(ask)) if many else [self.dataset[number] for number in ask]
+        if self.collated and many:
+            return many(ask.numbers)
+        torch.manual_seed(ask.seed >> 1)
+        random.seed(ask.seed)
+        np.random.seed(ask.seed & 0xFFFFFFFF)
+        numbers = ask.numbers.tolist()
+        return many(numbers) if many else [self.dataset[number] for number in numbers]
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -2,7 +2,8 @@
 
 Options, as JSON in the first argument: `config` (keys of the RunConfig), and either `limit` with a
 `rank` whose address space is held to what it has plus 1 GiB, or `fail` with a `rank`, a `call` of
-the loss function from 0 and a number of samples `above` which it raises out of memory.
+the loss function from 0 and a number of samples `above` which it raises out of memory; with
+`replicas` only where the rank holds a whole replica.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import TensorDataset
 
 from drumline import RunConfig, Trainer
@@ -41,6 +43,8 @@ def main(options: dict[str, Any]) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
         size = len(batch[0])
         due = failing and failing["rank"] == rank and calls >= failing["call"]
+        if due and failing.get("replicas"):
+            due = not isinstance(model, FSDPModule)
         if due and size > failing["above"]:
             raise torch.OutOfMemoryError(f"no memory for {size} samples")
         calls += 1

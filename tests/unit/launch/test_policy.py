@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from drumline.launch.policy import Action, AttemptEnd, RankEnd, decide
+from drumline.launch.policy import Action, AttemptEnd, RankEnd, Savings, decide
 
 CLEAN = (RankEnd(0, 0), RankEnd(1, 0))
 EXITED = (RankEnd(0, 1, ended_by_us=True), RankEnd(1, 1))
@@ -80,22 +80,28 @@ STOPPED = {"status": "stopped", "message": "stopped at step 3", "exit_code": 75}
 def test_decisions(
     what: str, ended: AttemptEnd, action: Action, cause: str, exit_code: int
 ) -> None:
-    decision = decide(ended, 3, can_halve=True)
+    decision = decide(ended, 3, Savings(halving=True))
     assert (decision.action, decision.cause, decision.exit_code) == (action, cause, exit_code), what
     assert decision.message
 
 
 def test_out_of_memory_that_cannot_be_halved_stops() -> None:
-    decision = decide(end(EXITED, (OOM,), 9), 3, can_halve=False)
+    decision = decide(end(EXITED, (OOM,), 9), 3, Savings(halving=False))
     assert (decision.action, decision.exit_code) == (Action.STOP, 1)
+
+
+def test_replicas_that_fit_no_device_are_cut_where_the_mode_is_open() -> None:
+    ended = end(EXITED, (OOM,), 9)
+    assert decide(ended, 3, Savings(halving=True, cutting=True)).action is SMALLER
+    assert decide(ended, 3, Savings(halving=False, cutting=True)).action is Action.RESTART_SHARDED
 
 
 @pytest.mark.parametrize(
     "ended", [end(KILLED), end(EXITED, (OOM,)), end(EXITED, (TIMEOUT,)), end(EXITED, (BUG,), 5)]
 )
 def test_without_restarts_left_it_stops_and_says_why(ended: AttemptEnd) -> None:
-    before = decide(ended, 1, can_halve=True)
-    decision = decide(ended, 0, can_halve=True)
+    before = decide(ended, 1, Savings(halving=True))
+    decision = decide(ended, 0, Savings(halving=True))
     assert before.action is not Action.STOP
     assert (decision.action, decision.exit_code) == (Action.STOP, 1)
     assert decision.message.startswith(before.message)
@@ -105,21 +111,21 @@ def test_without_restarts_left_it_stops_and_says_why(ended: AttemptEnd) -> None:
 
 
 def test_what_ends_anyway_does_not_speak_of_restarts() -> None:
-    decision = decide(end(EXITED, (BAD,)), 0, can_halve=True)
+    decision = decide(end(EXITED, (BAD,)), 0, Savings(halving=True))
     assert "restart" not in decision.message
     assert decision.exit_code == 2
 
 
 def test_the_message_names_the_rank_that_failed_first_and_its_remedy() -> None:
     told = failure("bad_data", rank=2, exit_code=2, remedy="Mend the shard.")
-    decision = decide(end(EXITED, (LOST, told)), 3, can_halve=True)
+    decision = decide(end(EXITED, (LOST, told)), 3, Savings(halving=True))
     assert decision.message == "rank 2: it was bad_data"
     assert decision.remedy == "Mend the shard."
 
 
 def test_a_rank_ended_by_the_launcher_is_not_the_one_that_was_killed() -> None:
     ranks = (RankEnd(0, -9, ended_by_us=True), RankEnd(1, -11), RankEnd(2, -9, ended_by_us=True))
-    assert decide(end(ranks), 3, can_halve=True).message == "rank 1 was killed by SIGSEGV"
+    assert decide(end(ranks), 3, Savings(halving=True)).message == "rank 1 was killed by SIGSEGV"
 
 
 @pytest.mark.parametrize(
@@ -131,13 +137,13 @@ def test_signals_are_named(code: int, name: str) -> None:
 
 def test_bad_input_without_an_event_keeps_its_exit_code() -> None:
     ranks = (RankEnd(0, 2), RankEnd(1, 1, ended_by_us=True))
-    decision = decide(end(ranks), 3, can_halve=True)
+    decision = decide(end(ranks), 3, Savings(halving=True))
     assert (decision.action, decision.exit_code) == (Action.STOP, 2)
     assert "rank 0" in decision.message
 
 
 def test_an_abort_after_an_error_is_not_taken_for_an_accident() -> None:
     ranks = [RankEnd(0, 1), RankEnd(1, -signal.SIGABRT)]
-    decision = decide(end(ranks, (BUG,), steps=0), 3, can_halve=True)
+    decision = decide(end(ranks, (BUG,), steps=0), 3, Savings(halving=True))
     assert decision.action is Action.STOP
     assert decision.cause == BUG["code"]

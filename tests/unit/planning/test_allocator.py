@@ -34,6 +34,17 @@ def test_segments_come_in_three_kinds(asked: int, segment: int) -> None:
     assert segment_size(asked) == segment
 
 
+def test_each_stream_has_free_blocks_of_its_own() -> None:
+    allocator = CachingAllocator()
+    allocator.release(allocator.allocate(30 * MIB))
+    other = allocator.allocate(30 * MIB, stream=1)
+    assert allocator.segments == [30 * MIB, 30 * MIB]
+    allocator.release(other)
+    for stream in (0, 1):
+        allocator.allocate(30 * MIB, stream)
+    assert allocator.reserved == 60 * MIB
+
+
 def test_small_requests_share_a_segment_until_it_is_full() -> None:
     allocator = CachingAllocator()
     for _ in range(4):

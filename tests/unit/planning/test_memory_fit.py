@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from drumline.config import RunConfig, parse_config
+from drumline.config import Mode, RunConfig, parse_config
 from drumline.errors import DeviceError
 from drumline.hardware import Host, Machine
 from drumline.planning import plan
@@ -22,14 +23,19 @@ EMPTY = estimate(MemoryTrace(1, 1, 1, 1, (), (), {}, ()), constants=DeviceConsta
 
 
 class Known:
-    """A run that needs 4 GiB and 1 GiB for each sample; on Hopper 1 GiB of context more."""
+    """A run that needs 4 GiB and 1 GiB for each sample; on Hopper 1 GiB of context more.
+
+    Such with `weights` in the name of the config need so many instead of the 4.
+    """
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
+        self.weights = int(config.name.removeprefix("weights ")) if "weights" in config.name else 4
 
     def at(self, size: int, capability: tuple[int, int] | None) -> MemoryEstimate:
         context = GIB if capability == (9, 0) else 0
-        return replace(EMPTY, micro_batch=size, reserved_peak=(4 + size) * GIB, context=context)
+        total = (self.weights + size) * GIB
+        return replace(EMPTY, micro_batch=size, reserved_peak=total, context=context)
 
     def need(self, world_size: int, capability: tuple[int, int] | None) -> MemoryEstimate:
         share = self.config.global_batch // world_size
@@ -45,8 +51,23 @@ class Known:
     def smallest(self, world_size: int, capability: tuple[int, int] | None) -> MemoryEstimate:
         return self.at(1, capability)
 
+    def cut(self) -> Known:
+        return Cut(self.config)
 
-def planned(devices: str, there: str, global_batch: int, **keys: int):  # type: ignore[no-untyped-def]
+
+class Cut(Known):
+    """The same, its 4 GiB cut among the ranks."""
+
+    def need(self, world_size: int, capability: tuple[int, int] | None) -> MemoryEstimate:
+        found = super().need(world_size, capability)
+        spared = self.weights * GIB * (world_size - 1) // world_size
+        return replace(found, reserved_peak=found.reserved_peak - spared)
+
+    def cut(self) -> Known:
+        raise AssertionError("it is cut already")
+
+
+def planned(devices: str, there: str, global_batch: int, **keys: Any):  # type: ignore[no-untyped-def]
     config = parse_config({"steps": 1, "global_batch": global_batch, "devices": devices, **keys})
     return plan(config, Machine.probe(simulate=there), memory=Known(config))
 
@@ -131,3 +152,28 @@ def test_a_candidate_that_does_not_fit_cannot_be_selected() -> None:
     assert eight.selectable
     other = Candidate("dataparallel", 8, selectable=False, note="never")
     assert within(other, machine, devices, Known(config)) == other
+
+
+def test_replicas_that_fit_no_device_are_cut_if_the_mode_is_open() -> None:
+    made = planned("auto", "4xL4", 4, name="weights 40")  # an L4 has 23.5 GiB
+    assert (made.mode, made.world_size, made.shares) == (Mode.SHARDED, 4, (1, 1, 1, 1))
+    (kind,) = made.memory
+    assert kind.needed.total == (40 // 4 + 1) * GIB
+    assert "a replica fits no device" in made.reasons[-1]
+    assert "a rank needs 11.0 GiB" in made.reasons[-1]
+
+
+def test_smaller_micro_batches_come_before_another_mode() -> None:
+    with pytest.raises(DeviceError) as caught:
+        planned("auto", "4xL4", 160, name="weights 10")
+    assert "micro_batch=13 fits" in caught.value.remedy
+
+
+def test_what_does_not_fit_when_it_is_cut_either_is_refused() -> None:
+    with pytest.raises(DeviceError, match="short by"):
+        planned("auto", "4xL4", 4, name="weights 400")
+
+
+def test_a_mode_that_was_named_is_kept() -> None:
+    with pytest.raises(DeviceError, match="short by"):
+        planned("auto", "4xL4", 4, name="weights 40", distributed={"mode": "distributed"})

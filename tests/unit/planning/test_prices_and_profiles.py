@@ -91,7 +91,10 @@ def test_measured_h100_figures_are_below_the_dense_peaks_of_the_datasheet() -> N
     assert copied is not None and copied.value < 128e9 / 2
     assert h100.links(2)[0] == h100.all_reduce[0]
     assert h100.all_reduce[0].bus_bytes_per_s < 900e9 / 2
-    assert h100.links(8)[0] == h100.all_reduce[1]
+    on_eight, note = h100.links(8)
+    assert on_eight is not None
+    assert on_eight.bus_bytes_per_s == h100.all_reduce[1].bus_bytes_per_s
+    assert "latency" in note
 
 
 def test_datasheet_profiles_hold_dense_peaks() -> None:
@@ -117,6 +120,15 @@ def test_links_of_the_nearest_number_of_ranks_stand_in_and_it_is_said() -> None:
     assert found == here.all_reduce[1]
     assert note == "links on 5 ranks taken as on 8"
     assert profile(all_reduce=[]).links(2) == (None, "no link known")
+
+
+def test_a_latency_nobody_has_measured_is_that_of_the_nearest_number_of_ranks() -> None:
+    here = profile(all_reduce=[link(2, latency_s=3e-5), link(8, bus=2e9, latency_s=None)])
+    found, note = here.links(7)
+    assert found is not None
+    assert (found.bus_bytes_per_s, found.latency_s) == (2e9, 3e-5)
+    assert note == "links on 7 ranks taken as on 8; the latency on 7 ranks taken as on 2"
+    assert here.gaps(Precision.FP32) == ()
 
 
 def test_gaps_name_what_nobody_has_put_in() -> None:

@@ -7,6 +7,7 @@ from drumline.distributed.strategies.base import UNCUT, Split, Strategy, WholeMo
 from drumline.distributed.strategies.choose import Spread, build_strategy, candidates, spread_model
 from drumline.distributed.strategies.data_parallel import ThreadedReplicas
 from drumline.distributed.strategies.gather import gathered
+from drumline.distributed.strategies.pieces import local
 from drumline.distributed.strategies.pipeline.stages import cut_stages
 from drumline.distributed.strategies.replicated import DataParallelReplicas
 from drumline.distributed.strategies.rows import moments, set_rows
@@ -29,6 +30,7 @@ __all__ = [
     "candidates",
     "cut_stages",
     "gathered",
+    "local",
     "moments",
     "set_rows",
     "spread_model",

@@ -133,6 +133,19 @@ def test_row_that_is_not_finite_is_named_with_its_shard(
     assert "Row 3" in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_bad_row_among_the_largest_numbers_is_named(tmp_path: Path, dtype: torch.dtype) -> None:
+    rows = torch.full((40, 6), torch.finfo(dtype).max, dtype=dtype)
+    rows[::2] *= -1
+    rows[17, 5], rows[23, 0] = float("nan"), float("-inf")
+    save_file({"acts": rows}, tmp_path / "a.safetensors")
+    found = open_activations(tmp_path)
+    assert found.__getitems__(range(17)).shape == (17, 6)
+    with pytest.raises(DataError) as caught:
+        found.__getitems__(range(39, 9, -1))
+    assert caught.value.values["row"] == 17
+
+
 def test_rows_of_a_later_arrow_batch_are_counted_from_the_file(tmp_path: Path) -> None:
     from datasets import Array2D, Dataset, Features
 

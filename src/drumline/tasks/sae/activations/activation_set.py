@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,6 @@ from drumline.tasks.sae.activations.detect import find_activations
 
 if TYPE_CHECKING:
     import torch
-
-SCRATCH_BYTES = 2**20
-"""Rows copied at once from a map to their places: small enough to stay in a processor's cache."""
 
 
 def open_activations(path: Path, *, name: str | None = None, verify: bool = False) -> ActivationSet:
@@ -54,7 +52,7 @@ class ActivationSet:
         self.width = found.blocks[0].width
         self.dtype_name = found.blocks[0].dtype
         self._ends = np.cumsum([block.rows for block in found.blocks])
-        self._rows: dict[int, NDArray[Any]] = {}
+        self._rows: dict[int, torch.Tensor] = {}
         self.pinned = False
 
     @property
@@ -86,10 +84,11 @@ class ActivationSet:
             raise IndexError(f"rows {asked.min()}..{asked.max()} are not within 0..{len(self) - 1}")
         rows = self._empty(asked.size)
         stored = rows.view(torch.int16) if self.dtype_name == "bfloat16" else rows
-        self._gather(asked, stored.numpy())
-        # A sum shows any bad row cheaply; only then is each row looked at.
-        if asked.size and not bool(rows.sum(dtype=torch.float32).isfinite()):
-            self._refuse_non_finite(rows, asked)
+        if asked.size:
+            self._gather(asked, stored)
+            least, most = torch.aminmax(rows)
+            if not bool(least.isfinite() & most.isfinite()):
+                self._refuse_non_finite(rows, asked)
         return rows
 
     def describe(self) -> dict[str, Any]:
@@ -117,43 +116,40 @@ class ActivationSet:
         rows = torch.from_numpy(np.empty(shape, NUMPY_TYPES[self.dtype_name]))
         return rows.view(self.dtype)
 
-    def _gather(self, asked: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """Copy rows out of the maps, straight to their places, or block by block if several hold
-        them. Every number is within its block: "clip" only spares numpy a copy of what it takes.
+    def _gather(self, asked: NDArray[np.int64], rows: torch.Tensor) -> None:
+        """Copy rows out of the maps to their places, block by block if several hold them.
+
+        By few calls that each copy much: torch uses all cores in one, and a thread that reads
+        ahead has to wait for the interpreter after each.
         """
-        if not asked.size:
-            return
+        import torch
+
         owners = np.searchsorted(self._ends, asked, side="right")
         if owners.min() == owners.max():
             number = int(owners[0])
-            np.take(self._map(number), asked - self._first(number), axis=0, out=rows, mode="clip")
+            local = torch.from_numpy(asked - self._first(number))
+            torch.index_select(self._map(number), 0, local, out=rows)
             return
-        few = max(1, SCRATCH_BYTES // (self.width * rows.itemsize))
-        scratch = np.empty((min(few, asked.size), self.width), rows.dtype)
         order = np.argsort(asked, kind="stable")
-        for number, places in _by_owner(owners, order):
-            for start in range(0, len(places), few):
-                some = places[start : start + few]
-                taken = scratch[: len(some)]
-                local = asked[some] - self._first(number)
-                np.take(self._map(number), local, axis=0, out=taken, mode="clip")
-                rows[some] = taken
+        numbers, starts = np.unique(owners[order], return_index=True)
+        for number, places in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+            local = torch.from_numpy(asked[places] - self._first(number))
+            taken = torch.index_select(self._map(number), 0, local)
+            rows.index_copy_(0, torch.from_numpy(places), taken)
 
     def _first(self, number: int) -> int:
         """Which row of the set the first of a block is."""
         return int(self._ends[number]) - self._blocks[number].rows
 
-    def _map(self, number: int) -> NDArray[Any]:
-        """The rows of one block as an array over the file."""
+    def _map(self, number: int) -> torch.Tensor:
+        """The rows of one block, mapped from the file; bfloat16 as int16."""
         if number not in self._rows:
             self._rows[number] = _open_block(self._blocks[number])
         return self._rows[number]
 
     def _refuse_non_finite(self, rows: torch.Tensor, asked: NDArray[np.int64]) -> None:
-        """Name the first row that is not finite. A sum may overflow where every row is fine."""
+        """Name the first row that is not finite."""
         bad = (~rows.isfinite().all(dim=1)).nonzero().flatten().tolist()
-        if not bad:
-            return
         number = int(asked[bad].min())
         owner = int(np.searchsorted(self._ends, number, side="right"))
         block = self._blocks[owner]
@@ -170,15 +166,9 @@ class ActivationSet:
         return {**self.__dict__, "_rows": {}}
 
 
-def _by_owner(
-    owners: NDArray[np.int64], order: NDArray[np.int64]
-) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each block that is asked for, with the places of its rows in the order they lie on disk."""
-    numbers, starts = np.unique(owners[order], return_index=True)
-    yield from zip(numbers.tolist(), np.split(order, starts[1:]), strict=True)
+def _open_block(block: Block) -> torch.Tensor:
+    import torch
 
-
-def _open_block(block: Block) -> NDArray[Any]:
     try:
         mapped = np.memmap(
             block.file,
@@ -193,5 +183,6 @@ def _open_block(block: Block) -> NDArray[Any]:
             remedy="It was there when the set was opened; do not change a set in use.",
             file=str(block.file),
         ) from None
-    # A plain array over the map: np.memmap itself makes every slice slow.
-    return np.asarray(mapped)
+    with warnings.catch_warnings():  # torch warns of memory that is not to be written
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(np.asarray(mapped))
