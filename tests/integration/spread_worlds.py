@@ -124,10 +124,11 @@ def launch_together(cases: dict[int, list[Case]], folder: Path) -> dict[str, Tra
 def largest_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
     """The largest difference of any two tensors or numbers of the same name."""
     assert ours.keys() == theirs.keys()
-    return max(
-        float((torch.as_tensor(ours[name]) - torch.as_tensor(theirs[name])).abs().max())
-        for name in ours
-    )
+    return max(float((_double(ours[name]) - _double(theirs[name])).abs().max()) for name in ours)
+
+
+def _double(value: Any) -> torch.Tensor:
+    return torch.as_tensor(value, dtype=torch.float64)  # a number would become float32
 
 
 def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
