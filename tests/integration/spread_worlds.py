@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,9 +86,9 @@ def case(folder: Path, name: str, model: str, distributed: dict[str, Any], **key
     return {**found, "config": config}
 
 
-def launch(size: int, cases: list[Case], folder: Path) -> dict[str, Trained]:
+def launch(size: int, cases: list[Case], folder: Path, backend: str = "gloo") -> dict[str, Trained]:
     """Train all cases in one world of `size` processes; by name what they left."""
-    given = folder / f"cases-{size}-{len(list(folder.iterdir()))}.json"
+    given = folder / f"{cases[0]['name']}-and-others-on-{size}.json"
     given.write_text(json.dumps(cases))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -97,7 +98,11 @@ def launch(size: int, cases: list[Case], folder: Path) -> dict[str, Trained]:
     ranks = []
     try:
         for rank, log in enumerate(logs):
-            arguments = [sys.executable, str(PROGRAM), str(rank), str(size), str(port), str(given)]
+            arguments = [
+                sys.executable,
+                str(PROGRAM),
+                *map(str, (rank, size, port, given, backend)),
+            ]
             with log.open("w") as out:
                 ranks.append(subprocess.Popen(arguments, stdout=out, stderr=out, env=environment))
         codes = [rank.wait(DEADLINE_S) for rank in ranks]
@@ -109,13 +114,21 @@ def launch(size: int, cases: list[Case], folder: Path) -> dict[str, Trained]:
     return {each["name"]: Trained(Path(each["folder"])) for each in cases}
 
 
+def launch_together(cases: dict[int, list[Case]], folder: Path) -> dict[str, Trained]:
+    """As `launch`, with worlds of several sizes at once: most ranks wait most of the time."""
+    with ThreadPoolExecutor() as pool:
+        made = pool.map(lambda size: launch(size, cases[size], folder), cases)
+        return {name: trained for found in made for name, trained in found.items()}
+
+
 def largest_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
     """The largest difference of any two tensors or numbers of the same name."""
     assert ours.keys() == theirs.keys()
-    return max(
-        float((torch.as_tensor(ours[name]) - torch.as_tensor(theirs[name])).abs().max())
-        for name in ours
-    )
+    return max(float((_double(ours[name]) - _double(theirs[name])).abs().max()) for name in ours)
+
+
+def _double(value: Any) -> torch.Tensor:
+    return torch.as_tensor(value, dtype=torch.float64)  # a number would become float32
 
 
 def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:

@@ -46,6 +46,21 @@ def test_own_loop_gives_one_result_however_it_is_started(tmp_path: Path) -> None
     assert (tmp_path / "own_loop/model.safetensors").is_file()
 
 
+def test_a_pipeline_gives_the_result_of_one_process(tmp_path: Path) -> None:
+    script = EXAMPLES / "pipeline.py"
+    python(tmp_path, script)
+    drumline(tmp_path, "run", script, "--pipeline", "2", "--gpus", "cpu:2")
+    losses = []
+    for run in sorted(tmp_path.glob("runs/pipeline-*")):
+        result = json.loads((run / "result.json").read_text())
+        assert result["metrics"] == {"accuracy": 1.0}
+        lines = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+        losses.append([event["loss"] for event in lines if event["kind"] == "step"])
+    alone, in_stages = losses
+    assert in_stages[0] == pytest.approx(alone[0], rel=1e-4)  # fp32 sums in another order
+    assert in_stages[-1] < 0.1 < alone[0]
+
+
 def test_the_task_of_the_handbook_learns(tmp_path: Path) -> None:
     page = (ROOT / "docs/training.md").read_text()
     code = re.search(r"```python\n# squares.py\n(.*?)```", page, re.DOTALL)

@@ -6,13 +6,12 @@ Tolerances are for float64: sums over ranks are rounded in another order, and no
 from __future__ import annotations
 
 import itertools
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from spread_worlds import STEPS, Case, Trained, case, largest_difference, launch, same_bits
+from spread_worlds import STEPS, Case, Trained, case, largest_difference, launch_together, same_bits
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for all worlds
 MODELS = ("transformer", "cnn", "lstm", "sae")
@@ -69,6 +68,13 @@ SPLIT: dict[int, dict[str, dict[str, Any]]] = {
     },
 }
 """Meshes data x shard x tensor, for a model that says how its layers split."""
+OVERFLOWING: dict[str, tuple[int, dict[str, Any]]] = {
+    "none": (1, {"mode": "none"}),
+    "dataparallel": (1, MODES[1]["dataparallel"]),
+    **{name: (2, spread) for name, spread in MODES[2].items()},
+    "split_1x1x2": (2, SPLIT[2]["split_1x1x2"]),
+}
+"""Where an overflow on one rank is tried; in a pipeline, see `test_pipeline`."""
 
 
 @pytest.fixture(scope="module")
@@ -104,17 +110,22 @@ def case_of(folder: Path, name: str, model: str, spread: dict[str, Any], **keys:
 
 
 def halves(folder: Path, size: int) -> list[Case]:
-    """Runs of the transformer that stop half-way, to go on in other modes; and straight ones."""
+    """Runs that stop half-way, to go on in other modes; and straight ones."""
+    spread = {"mode": "none"}
+    split = case_of(folder, "split-half", "perceptron", spread, steps=FEW // 2)
     return [
-        case_of(folder, f"{part}-{name}", "transformer", spread, steps=steps)
-        for name, (ranks, spread) in WRITERS.items()
-        for part, steps in (("half", FEW // 2), ("straight", FEW))
-        if ranks == size
+        *([split] if size == 1 else []),
+        *(
+            case_of(folder, f"{part}-{name}", "transformer", spread, steps=steps)
+            for name, (ranks, spread) in WRITERS.items()
+            for part, steps in (("half", FEW // 2), ("straight", FEW))
+            if ranks == size
+        ),
     ]
 
 
-def faults(folder: Path) -> list[Case]:
-    """fp16 with an infinite loss on rank 1, at its third pass."""
+def faults(folder: Path, size: int) -> list[Case]:
+    """fp16 with an infinite loss on the last rank, at its third pass."""
     return [
         case_of(
             folder,
@@ -124,9 +135,10 @@ def faults(folder: Path) -> list[Case]:
             steps=4,
             precision="fp16",
             micro_batch=8,
-            case_fault={"rank": 1, "call": 2},
+            case_fault={"rank": size - 1, "call": 2},
         )
-        for name, spread in MODES[2].items()
+        for name, (ranks, spread) in OVERFLOWING.items()
+        if ranks == size
     ]
 
 
@@ -173,10 +185,24 @@ def fallbacks(folder: Path) -> list[Case]:
     ]
 
 
+def second_halves(folder: Path, size: int) -> list[Case]:
+    """The rest of the transformer's run in every mode, after the first half in every mode."""
+    found = []
+    for writer, reader in PAIRS:
+        ranks, spread = WRITERS[reader]
+        if ranks == size:
+            half, name = str(folder / f"half-{writer}"), f"{writer}-then-{reader}"
+            found.append(case_of(folder, name, "transformer", spread, steps=FEW, case_from=half))
+    if size == 4:
+        half, spread = str(folder / "split-half"), SPLIT[4]["split_1x2x2"]
+        found.append(case_of(folder, "split-on", "perceptron", spread, steps=FEW, case_from=half))
+    return found
+
+
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> dict[str, Trained]:
-    """All cases but the second halves, by name."""
-    found: dict[str, Trained] = {}
+    """All cases, by name."""
+    worlds: dict[int, list[Case]] = {}
     for size, modes in MODES.items():
         cases = [
             case_of(folder, f"{mode}-{model}", model, spread)
@@ -188,8 +214,6 @@ def trained(folder: Path) -> dict[str, Trained]:
         cases += [case_of(folder, n, "perceptron", s, steps=FEW) for n, s in split.items()]
         if size == 1:
             cases += [case_of(folder, f"none-{model}", model, {"mode": "none"}) for model in MODELS]
-            half = case_of(folder, "split-half", "perceptron", {"mode": "none"}, steps=FEW // 2)
-            cases.append(half)
             refused = {"mode": "dataparallel"}
             cases.append(case_of(folder, "refused", "sae", refused, case_refused=True))
         if size == 2:
@@ -207,35 +231,13 @@ def trained(folder: Path) -> dict[str, Trained]:
             static = {"mode": "distributed", "ddp": {"static_graph": True}}
             cases.append(case_of(folder, "static-lstm", "lstm", static, steps=FEW))
             cases.append(case_of(folder, "zero-sae", "sae", ZERO))
-            cases += [*faults(folder), *rollbacks(folder), *fallbacks(folder)]
+            cases += [*rollbacks(folder), *fallbacks(folder)]
             split = {"mode": "hybrid", "mesh": {"tensor": 2}}
             cases.append(case_of(folder, "no-plan", "lstm", split, case_refused=True))
-        found |= launch(size, [*cases, *halves(folder, size)], folder)
-    return found
-
-
-@pytest.fixture(scope="module")
-def resumed(trained: dict[str, Trained], folder: Path) -> dict[str, Trained]:
-    """The second half of the transformer's run in every mode, after the first in every mode."""
-    found: dict[str, Trained] = {}
-    for size in MODES:
-        cases = []
-        for writer, reader in PAIRS:
-            ranks, spread = WRITERS[reader]
-            if ranks == size:
-                name = f"{writer}-then-{reader}"
-                shutil.copytree(
-                    folder / f"half-{writer}" / "checkpoints", folder / name / "checkpoints"
-                )
-                cases.append(case_of(folder, name, "transformer", spread, steps=FEW))
-        if size == 4:
-            halfway = folder / "split-half" / "checkpoints"
-            shutil.copytree(halfway, folder / "split-on" / "checkpoints")
-            cases.append(
-                case_of(folder, "split-on", "perceptron", SPLIT[4]["split_1x2x2"], steps=FEW)
-            )
-        found |= launch(size, cases, folder)
-    return found
+        # What other worlds wait for comes first, and what waits for them last.
+        first, last = halves(folder, size), second_halves(folder, size)
+        worlds[size] = [*first, *cases, *faults(folder, size), *last]
+    return launch_together(worlds, folder)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -268,10 +270,8 @@ def test_layers_split_over_ranks_train_as_whole_ones(
     assert largest_difference(ours.found["norms"], alone.found["norms"]) < EXACT
 
 
-def test_a_checkpoint_of_whole_layers_goes_on_in_split_ones(
-    trained: dict[str, Trained], resumed: dict[str, Trained]
-) -> None:
-    ours, straight = resumed["split-on"], trained["split-none"]
+def test_a_checkpoint_of_whole_layers_goes_on_in_split_ones(trained: dict[str, Trained]) -> None:
+    ours, straight = trained["split-on"], trained["split-none"]
     assert min(ours.losses) == FEW // 2 + 1
     assert largest_difference(ours.weights, straight.weights) < EXACT
     for name, entries in straight.optimizer["state"].items():
@@ -314,14 +314,16 @@ def test_narrow_dtypes_of_sharded_modes_train_nearly_as_well(
     assert {str(t.dtype) for t in trained["gathered-in-bf16"].weights.values()} == {"torch.float32"}
 
 
-@pytest.mark.parametrize("mode", MODES[2])
+@pytest.mark.parametrize("mode", OVERFLOWING)
 def test_an_overflow_on_one_rank_skips_the_step_on_all(
     trained: dict[str, Trained], mode: str
 ) -> None:
     found = trained[f"overflow-{mode}"].found
     assert found["skipped"] == len(found["skips"]) == 1
     assert "finite" in found["skips"][0]
-    assert found["scales"] == [{"scale": 2.0**15, "good_steps": 1}] * 2
+    ranks = OVERFLOWING[mode][0]
+    left = 2 if ranks == 1 or mode == "split_1x1x2" else 1  # with both shares, two passes a step
+    assert found["scales"] == [{"scale": 2.0**15, "good_steps": left}] * ranks
     if mode.startswith("distributed"):
         assert len(set(found["digests"])) == 1
 
@@ -337,9 +339,9 @@ def test_a_sharded_run_goes_back_to_a_checkpoint_as_replicas_do(
 
 @pytest.mark.parametrize(("writer", "reader"), PAIRS)
 def test_a_checkpoint_of_any_mode_goes_on_in_any_other(
-    trained: dict[str, Trained], resumed: dict[str, Trained], writer: str, reader: str
+    trained: dict[str, Trained], writer: str, reader: str
 ) -> None:
-    ours, straight = resumed[f"{writer}-then-{reader}"], trained["straight-none"]
+    ours, straight = trained[f"{writer}-then-{reader}"], trained["straight-none"]
     assert min(ours.losses) == FEW // 2 + 1
     rest = {step: loss for step, loss in straight.losses.items() if step > FEW // 2}
     assert largest_difference(ours.losses, rest) < EXACT
@@ -353,9 +355,9 @@ def test_a_checkpoint_of_any_mode_goes_on_in_any_other(
 
 @pytest.mark.parametrize("mode", WRITERS)
 def test_a_run_that_was_interrupted_is_equal_bit_for_bit(
-    trained: dict[str, Trained], resumed: dict[str, Trained], mode: str
+    trained: dict[str, Trained], mode: str
 ) -> None:
-    assert same_bits(resumed[f"{mode}-then-{mode}"].weights, trained[f"straight-{mode}"].weights)
+    assert same_bits(trained[f"{mode}-then-{mode}"].weights, trained[f"straight-{mode}"].weights)
 
 
 @pytest.mark.parametrize(

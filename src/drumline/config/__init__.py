@@ -2,7 +2,7 @@
 
 from drumline.config.environment import ClusterEnvironment
 from drumline.config.load import load_config, parse_config
-from drumline.config.modes import DDPConfig, MeshConfig, MeshShape, ShardedConfig
+from drumline.config.modes import DDPConfig, MeshConfig, MeshShape, PipelineConfig, ShardedConfig
 from drumline.config.run import (
     CheckpointConfig,
     DistributedConfig,
@@ -30,6 +30,7 @@ __all__ = [
     "MeshShape",
     "Mode",
     "OptimizerConfig",
+    "PipelineConfig",
     "Precision",
     "RunConfig",
     "ScheduleConfig",

@@ -79,13 +79,41 @@ class BalanceConfig(Section):
     )
 
 
+class PipelineConfig(Section):
+    """Hybrid's pipeline axis: the order in which stages work on micro-batches."""
+
+    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"] = Field(
+        "1f1b",
+        description="gpipe: all forwards, then all backwards; 1f1b: each backward as soon as it "
+        "can be, so that fewer activations are held; interleaved_1f1b: several stages a rank, a "
+        "smaller bubble and more messages; zero_bubble: gradients of weights fill the bubble",
+    )
+    stages_per_rank: PositiveInt | None = Field(
+        None, description="stages of the model on each rank; by default 2 for interleaved_1f1b, 1"
+    )
+
+    @property
+    def stages(self) -> int:
+        """Stages on each rank."""
+        return self.stages_per_rank or (2 if self.schedule == "interleaved_1f1b" else 1)
+
+    @model_validator(mode="after")
+    def _fits_the_schedule(self) -> PipelineConfig:
+        if self.schedule in ("gpipe", "1f1b") and self.stages > 1:
+            raise ValueError(f"{self.schedule} has one stage a rank; use interleaved_1f1b")
+        if self.schedule == "interleaved_1f1b" and self.stages == 1:
+            raise ValueError("interleaved_1f1b needs stages_per_rank of 2 or more; or use 1f1b")
+        return self
+
+
 @dataclass(frozen=True)
 class MeshShape:
-    """Sizes of a mesh's axes. Ranks are numbered along tensor first, then shard, then data."""
+    """Sizes of a mesh's axes. Ranks are numbered along tensor first, then shard, data, pipeline."""
 
     data: int
     shard: int
     tensor: int
+    pipeline: int = 1
 
 
 class MeshConfig(Section):
@@ -94,14 +122,16 @@ class MeshConfig(Section):
     data: Axis = Field(-1, description="replicas; -1: all ranks that the other axes leave")
     shard: Axis = Field(1, description="ranks that share out one replica's parameters")
     tensor: Axis = Field(1, description="ranks that split single layers, as the task declares")
-    pipeline: Axis = Field(1, description="not built yet: only 1")
+    pipeline: PositiveInt = Field(
+        1, description="ranks that each hold some of the model's stages, as the task declares"
+    )
 
     @model_validator(mode="after")
     def _one_rest(self) -> MeshConfig:
-        if [self.data, self.shard, self.tensor, self.pipeline].count(-1) > 1:
+        if [self.data, self.shard, self.tensor].count(-1) > 1:
             raise ValueError("only one axis can be -1, the rest")
-        if self.pipeline != 1:
-            raise ValueError("pipeline parallelism is not built yet; the axis must be 1")
+        if self.pipeline > 1 and self.shard != 1:
+            raise ValueError("pipeline and shard cannot be combined; one of them must be 1")
         return self
 
     def shape(self, world_size: int) -> MeshShape:
@@ -110,7 +140,7 @@ class MeshConfig(Section):
         Raises:
             BadInput: If they do not multiply to it.
         """
-        sizes = {"data": self.data, "shard": self.shard, "tensor": self.tensor}
+        sizes = {name: getattr(self, name) for name in ("data", "shard", "tensor", "pipeline")}
         fixed = 1
         for size in sizes.values():
             fixed *= 1 if size == -1 else size

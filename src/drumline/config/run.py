@@ -19,7 +19,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from drumline.config.modes import BalanceConfig, DDPConfig, MeshConfig, ShardedConfig
+from drumline.config.modes import (
+    BalanceConfig,
+    DDPConfig,
+    MeshConfig,
+    PipelineConfig,
+    ShardedConfig,
+)
 from drumline.config.section import Section, TaskConfig, task_config_class
 from drumline.config.stability import StabilityConfig
 from drumline.errors import ConfigError
@@ -121,6 +127,9 @@ class DistributedConfig(Section):
     ddp: DDPConfig = Field(DDPConfig(), description="options of mode distributed")
     sharded: ShardedConfig = Field(ShardedConfig(), description="options of mode sharded")
     mesh: MeshConfig = Field(MeshConfig(), description="axes of mode hybrid")
+    pipeline: PipelineConfig = Field(
+        PipelineConfig(), description="options of hybrid's pipeline axis"
+    )
     max_restarts: NonNegativeInt = Field(
         3, description="how often the launcher starts the ranks again after a failure"
     )
@@ -140,6 +149,24 @@ class DistributedConfig(Section):
     def fixed_shares(self) -> list[int] | None:
         """Samples for each rank, where the config gives them."""
         return self.shares if isinstance(self.shares, list) else None
+
+    @property
+    def pipeline_size(self) -> int:
+        """Ranks along the pipeline axis; 1 in all modes but hybrid."""
+        return self.mesh.pipeline if self.mode is Mode.HYBRID else 1
+
+    @model_validator(mode="after")
+    def _pipeline_goes_with(self) -> DistributedConfig:
+        if self.pipeline_size == 1:
+            return self
+        if self.sync_batchnorm:
+            raise ValueError(
+                "sync_batchnorm cannot be combined with mesh.pipeline: each stage normalises over "
+                "one micro-batch; leave it out"
+            )
+        if self.sharded != ShardedConfig():
+            raise ValueError("the options of sharded do nothing with mesh.pipeline; leave them out")
+        return self
 
 
 class OptimizerConfig(Section):

@@ -42,7 +42,10 @@ class World:
         config: How the run is spread.
         environment: Who started this process.
         tensor_size: Neighbouring ranks that work on the same samples, each on a part of the layers.
+        pipeline_size: Ranks that pass activations on to each other. They are as far apart as can
+            be, so that with several machines a pipeline goes from one to the next.
         data_group: Ranks that work on different samples with this rank's part; None is all.
+        pipeline_group: The ranks of this rank's pipeline, in the order of stages.
     """
 
     rank: int
@@ -54,7 +57,9 @@ class World:
     config: DistributedConfig
     environment: ClusterEnvironment
     tensor_size: int = 1
+    pipeline_size: int = 1
     data_group: dist.ProcessGroup | None = None
+    pipeline_group: dist.ProcessGroup | None = None
 
     @property
     def is_main(self) -> bool:
@@ -75,19 +80,29 @@ class World:
     @property
     def data_rank(self) -> int:
         """Which of the `data_size` shares of a step this rank works on."""
-        return self.rank // self.tensor_size
+        return self.rank // self.tensor_size % self.data_size
 
     @property
     def data_size(self) -> int:
         """Number of shares; fewer than ranks where some work on the same samples."""
-        return self.size // self.tensor_size
+        return self.size // (self.tensor_size * self.pipeline_size)
+
+    @property
+    def pipeline_rank(self) -> int:
+        """This rank's place in its pipeline."""
+        return self.rank // (self.tensor_size * self.data_size)
+
+    @property
+    def is_first_of_stage(self) -> bool:
+        """Of all ranks at one place in a pipeline, and so with the same parameters, one."""
+        return self.rank % (self.tensor_size * self.data_size) == 0
 
     @property
     def speaks(self) -> bool:
         """Whether this rank's sums count among all ranks': of those that work on the same samples,
         one does.
         """
-        return self.rank % self.tensor_size == 0
+        return self.rank % self.tensor_size == 0 and self.pipeline_rank == 0
 
     def spread_by(self, config: DistributedConfig) -> World:
         """The same ranks, spread as a config says. All ranks call it together.
@@ -95,12 +110,27 @@ class World:
         Raises:
             BadInput: If its mesh does not fit them.
         """
-        size = config.mesh.shape(self.size).tensor if config.mode is Mode.HYBRID else 1
-        group = None
-        if size > 1:
-            groups = [dist.new_group(range(part, self.size, size)) for part in range(size)]
-            group = groups[self.rank % size]
-        return replace(self, config=config, tensor_size=size, data_group=group)
+        shape = config.mesh.shape(self.size) if config.mode is Mode.HYBRID else None
+        tensor, pipeline = (shape.tensor, shape.pipeline) if shape else (1, 1)
+        spread = replace(self, config=config, tensor_size=tensor, pipeline_size=pipeline)
+        if tensor * pipeline == 1:
+            return replace(spread, data_group=None, pipeline_group=None)
+        ranks = torch.arange(self.size).view(pipeline, -1, tensor)
+        data, along = ranks.transpose(0, 1).flatten(1).T, ranks.flatten(1).T
+        return replace(
+            spread,
+            data_group=self._group_among(data.tolist()),
+            pipeline_group=self._group_among(along.tolist()) if pipeline > 1 else None,
+        )
+
+    def _group_among(self, groups: list[list[int]]) -> dist.ProcessGroup:
+        """The group that this rank is in; all ranks make all groups, in the same order."""
+        mine: dist.ProcessGroup | None = None
+        for ranks in groups:
+            made = dist.new_group(ranks)
+            mine = made if self.rank in ranks else mine
+        assert mine is not None
+        return mine
 
     def strategy(self) -> Strategy:
         """How a model is spread in this world."""

@@ -20,7 +20,12 @@ from drumline.planning.memory_fit import (
     needed_memory,
     within,
 )
-from drumline.planning.shares import cut_shares
+from drumline.planning.shares import (
+    PASSES_PER_STAGE,
+    cut_micro_batches,
+    cut_shares,
+    pipeline_bubble,
+)
 from drumline.planning.speed import Speed
 
 
@@ -119,8 +124,13 @@ def plan(
         devices=tuple(devices),
         global_batch=config.global_batch,
         shares=shares,
-        micro_batch=micro_batch_of(config, shares),
-        reasons=(*reasons, why, *_about_shares(config, len(shares))),
+        micro_batch=micro_batch_of(config, shares, config.distributed.pipeline_size),
+        reasons=(
+            *reasons,
+            why,
+            *_about_shares(config, len(shares)),
+            *_pipeline_reason(config, shares),
+        ),
         candidates=candidates,
         memory=() if needed is None else kinds(machine, devices, needed.questions),
     )
@@ -157,11 +167,19 @@ def _why_sharded(needed: Needed, size: int) -> str:
     )
 
 
-def micro_batch_of(config: RunConfig, shares: Sequence[int]) -> int:
-    """The most samples that one forward holds on any rank with these shares."""
+def micro_batch_of(config: RunConfig, shares: Sequence[int], pipeline: int = 1) -> int:
+    """The most samples that one forward holds on any rank with these shares.
+
+    Args:
+        config: If it has no `micro_batch`, a forward holds a whole share; in a pipeline, which
+            works on several micro-batches at once, a part of one.
+        shares: Samples of each data rank.
+        pipeline: Ranks along the pipeline axis.
+    """
     granularity = config.task.granularity if config.task else 1
     most = max(shares)
-    return max(min(config.micro_batch or most, most), min(granularity, most))
+    default = most if pipeline == 1 else -(-most // (PASSES_PER_STAGE * pipeline))
+    return max(min(config.micro_batch or default, most), min(granularity, most))
 
 
 def spread(config: RunConfig, world_size: int) -> tuple[int, ...]:
@@ -208,7 +226,8 @@ def _shares_among(config: RunConfig, devices: int) -> int:
     if mode is Mode.DATAPARALLEL:
         return 1
     if mode is Mode.HYBRID:
-        return devices // config.distributed.mesh.shape(devices).tensor
+        shape = config.distributed.mesh.shape(devices)
+        return shape.data * shape.shard
     return devices
 
 
@@ -216,10 +235,29 @@ def _most_devices(config: RunConfig, granularity: int) -> int:
     """More than this many devices would have no work, or are not what the config is made for."""
     if config.distributed.mode is Mode.NONE:
         return 1
-    if config.distributed.fixed_shares is not None:
-        return len(config.distributed.fixed_shares)
     tensor = config.distributed.mesh.tensor if config.distributed.mode is Mode.HYBRID else 1
-    return max(1, config.global_batch // granularity) * max(1, tensor)
+    together = max(1, tensor) * config.distributed.pipeline_size
+    if config.distributed.fixed_shares is not None:
+        return len(config.distributed.fixed_shares) * together
+    return max(1, config.global_batch // granularity) * together
+
+
+def _pipeline_reason(config: RunConfig, shares: Sequence[int]) -> tuple[str, ...]:
+    """How long ranks of a pipeline wait, with the arithmetic."""
+    ranks, options = config.distributed.pipeline_size, config.distributed.pipeline
+    if ranks == 1:
+        return ()
+    granularity = config.task.granularity if config.task else 1
+    size = micro_batch_of(config, shares, ranks)
+    passes = len(cut_micro_batches(max(shares), size, granularity))
+    waits = pipeline_bubble(ranks, passes, options.stages)
+    work = f"{options.stages} x {passes}" if options.stages > 1 else f"{passes}"
+    arithmetic = f"{ranks - 1} / ({work} + {ranks - 1}) = {waits:.0%}"
+    at_most = "at most " if options.schedule == "zero_bubble" else ""
+    return (
+        f"pipeline of {ranks} ranks, {options.schedule}: {passes} micro-batches of {size} samples, "
+        f"so with equal stages a rank waits {at_most}{arithmetic} of a step",
+    )
 
 
 def _choose_mode(mode: Mode, size: int, gaps: Sequence[str]) -> tuple[Mode, str]:

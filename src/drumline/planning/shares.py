@@ -1,8 +1,13 @@
-"""Cutting a global batch into shares: whole multiples of a granularity, in given proportions."""
+"""Cutting a global batch into shares and micro-batches: whole multiples of a granularity."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+PASSES_PER_STAGE = 4
+"""Micro-batches for each rank of a pipeline where the config does not say: its bubble is then below
+a fifth (Huang et al. 2019, "GPipe", arXiv 1811.06965, find it negligible from there on).
+"""
 
 
 def cut_shares(total: int, weights: Sequence[int | float], granularity: int = 1) -> tuple[int, ...]:
@@ -37,3 +42,11 @@ def cut_micro_batches(count: int, micro_batch: int, granularity: int = 1) -> lis
     """Sizes of the micro-batches of a share: as large as allowed, whole groups, the rest last."""
     size = max(granularity, micro_batch - micro_batch % granularity)
     return [min(size, count - start) for start in range(0, count, size)]
+
+
+def pipeline_bubble(ranks: int, micro_batches: int, stages_per_rank: int = 1) -> float:
+    """The part of a step that a rank of a pipeline waits, if all stages take equally long:
+    (P-1) / (v M + P-1) for P ranks of v stages each and M micro-batches (Narayanan et al. 2021,
+    arXiv 2104.04473). Zero-bubble schedules wait less.
+    """
+    return (ranks - 1) / (stages_per_rank * micro_batches + ranks - 1)

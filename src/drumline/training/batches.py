@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -30,6 +31,17 @@ def narrow(batch: Any, start: int, length: int) -> Any:
 def cloned(batch: Any) -> Any:
     """The batch with copies of its tensors, which hold no more memory than they show."""
     return batch.clone() if isinstance(batch, Tensor) else _map(batch, cloned)
+
+
+def layout(batch: Any) -> Hashable:
+    """Shapes and dtypes of a batch's tensors but for the number of samples."""
+    if isinstance(batch, Tensor):
+        return (tuple(batch.shape[1:]), batch.dtype)
+    if isinstance(batch, dict):
+        return tuple((str(key), layout(item)) for key, item in batch.items())
+    if isinstance(batch, list | tuple):
+        return tuple(layout(item) for item in batch) if _holds_tensors(batch) else None
+    return None
 
 
 def _map(batch: Any, function: Any) -> Any:

@@ -32,10 +32,11 @@ def build_optimizer(
 
     Args:
         config: Which one.
-        model: As the strategy has left it: a sharded model's parameters are its pieces.
+        model: As the strategy has left it: a sharded model's parameters are its pieces, and those
+            that another rank holds are on the meta device.
         build: Makes it from its class, parameters and options; a strategy's `build_optimizer`.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = [p for p in model.parameters() if p.requires_grad and not p.is_meta]
     options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     options |= _implementation(config, parameters)
     if config.name == "sgd":

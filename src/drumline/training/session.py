@@ -14,7 +14,7 @@ from torch import nn
 from drumline.config import Mode, RunConfig
 from drumline.distributed import Split, Spread, Strategy, World, candidates, spread_model
 from drumline.events import EventLog
-from drumline.planning.plan import spread
+from drumline.planning.plan import micro_batch_of, spread
 from drumline.planning.shares import cut_shares
 from drumline.run_directory import RunDirectory
 from drumline.training.balance import BalanceWatcher, NewShares
@@ -160,7 +160,7 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
         scaler=scaler,
         events=events,
         seed=config.seed,
-        micro_batch=min(config.micro_batch or max(shares), max(shares)),
+        micro_batch=micro_batch_of(config, shares, world.pipeline_size),
         clip_norm=config.clip_norm,
     )
     checkpointing = CheckpointWatcher(config.checkpoint.every_steps, config.checkpoint.at_end)
@@ -184,7 +184,7 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
         share=ShareOfStep(
             world.data_rank, shares, config.global_batch, task.granularity, config.data_workers
         ),
-        step=task.build_step(parts) or StandardStep(parts),
+        step=task.build_step(parts) or _default_step(parts),
         steps=config.steps or source.steps_in_epochs(config.epochs or 1, config.global_batch),
         state=state,
         progress=progress,
@@ -220,7 +220,9 @@ def _spread_model(
 
     def split(strategy: Strategy, model: nn.Module) -> Split:
         task.check_mode(strategy.mode)
-        return Split(task.shard_units(model), task.tensor_plan(model))
+        count = strategy.stages
+        stages = task.pipeline_stages(model, count) if count > 1 else None
+        return Split(task.shard_units(model), task.tensor_plan(model), stages)
 
     def report(failed: Strategy, reason: str, following: Strategy) -> None:
         events.emit(
@@ -236,6 +238,15 @@ def _spread_model(
     planned = Mode(plan["mode"]) if plan else None
     strategies = candidates(config.distributed, world, planned, arithmetic.autocast_dtype)
     return spread_model(world, strategies, prepare, split, report)
+
+
+def _default_step(parts: StepParts) -> Step:
+    if parts.strategy.stages == 1:
+        return StandardStep(parts)
+    # Imported only here: torch's pipelining takes a while to load.
+    from drumline.training.pipeline_step import PipelineStep
+
+    return PipelineStep(parts)
 
 
 def _agree_on_checkpoint(store: CheckpointStore, world: World, events: EventLog) -> Any:

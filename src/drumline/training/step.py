@@ -207,12 +207,13 @@ class StandardStep(Step):
         with self.arithmetic.autocast():
             losses = self.task.loss(self.wrapped, micro)
         torch.autograd.backward(losses.loss_sum * (self.scaler.scale / global_count))
-        _add(sums["metric"], {"loss": losses.loss_sum.detach(), **losses.metric_sums})
-        _add(sums["step"], losses.step_sums)
+        add_sums(sums["metric"], {"loss": losses.loss_sum.detach(), **losses.metric_sums})
+        add_sums(sums["step"], losses.step_sums)
 
     def _update(self, batch: StepBatch, sums: dict[str, dict[str, Tensor]]) -> StepOutcome:
-        if self.scaler.scale != 1.0:
-            torch._foreach_mul_(self.strategy.gradients(), 1.0 / self.scaler.scale)
+        gradients = self.strategy.gradients()
+        if self.scaler.scale != 1.0 and gradients:
+            torch._foreach_mul_(gradients, 1.0 / self.scaler.scale)
         self.task.after_gradients(self.model)
         norm = self.strategy.gradient_norm()
         loss, global_norm, finite = self._agree(batch, sums["metric"], norm)
@@ -281,9 +282,17 @@ class StandardStep(Step):
             )
 
 
-def seed_micro_batch(seed: int, index: int, position: int) -> None:
-    """Seed torch for the micro-batch that begins at a position of step `index`."""
-    torch.manual_seed(mix(seed, index, position) >> 1)
+def seed_micro_batch(seed: int, index: int, position: int, stage: int | None = None) -> None:
+    """Seed torch for the micro-batch that begins at a position of step `index`.
+
+    Args:
+        seed: The run's.
+        index: The step.
+        position: Of the micro-batch's first sample in the step.
+        stage: Of a pipeline: each draws for itself, whenever its turn is.
+    """
+    numbers = (index, position) if stage is None else (index, position, stage + 1)
+    torch.manual_seed(mix(seed, *numbers) >> 1)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -293,6 +302,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def _add(total: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
+def add_sums(total: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
+    """Add to the sums of the same names."""
     for name, value in more.items():
         total[name] = total[name] + value if name in total else value

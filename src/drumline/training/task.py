@@ -9,7 +9,8 @@ another mode, it calls `build_model` and `initialise` again.
 
 In the sharded modes the parameters of the unwrapped model are pieces (DTensor, cut along dim 0) in
 `after_gradients` and `after_step`: arithmetic row by row works on them, single rows are changed
-with `drumline.distributed.set_rows`, and a forward there needs `drumline.distributed.gathered`.
+with `drumline.distributed.set_rows`, and a forward there needs `drumline.distributed.gathered`. In
+a pipeline the parameters of other ranks' stages are on the meta device there.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from drumline.distributed import cut_stages
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -120,6 +123,23 @@ class Task(ABC):
         """
         declared = getattr(model, "tensor_plan", None)
         return declared() if callable(declared) else None
+
+    def pipeline_stages(self, model: nn.Module, count: int) -> Sequence[nn.Module] | None:
+        """The model in `count` parts for hybrid's pipeline axis, in the forward's order.
+
+        The first is called with what `loss` calls the model with, each other one with what the one
+        before gave: one or several floating-point tensors with the samples in dim 0. What the last
+        gives is what `loss` takes for the model's answer; with a pipeline `loss` calls the model
+        once. Stages are made of the model's own modules and parameters, none of them in two.
+
+        By default what the model's own `pipeline_stages(count)` gives, or for an `nn.Sequential`
+        as many of its modules for each; see `drumline.distributed.cut_stages`.
+        """
+        declared = getattr(model, "pipeline_stages", None)
+        if callable(declared):
+            stages: Sequence[nn.Module] = declared(count)
+            return stages
+        return cut_stages(list(model), count) if isinstance(model, nn.Sequential) else None
 
     def initialise(self, model: nn.Module) -> None:
         """Set what depends on the data, on a fresh run, before the model is wrapped.

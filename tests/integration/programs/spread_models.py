@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.utils.data import TensorDataset
 
+from drumline.distributed import cut_stages
+
 SAMPLES = 66
 """Four steps of 16 and one of 2: fewer samples than there may be ranks."""
 
@@ -39,6 +41,72 @@ class Transformer(nn.Module):
         return self.head(hidden) * self.scale
 
 
+class StagedTransformer(nn.Module):
+    """For pipelines: frozen and unused parameters, a layer used twice, a buffer of two stages."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([0.5]))
+        self.embedding = Embedded()
+        self.blocks = nn.ModuleList(
+            Twice(block()) if number == 1 else block() for number in range(3)
+        )
+        self.unused = nn.Linear(8, 3)
+        self.head = Scaled(nn.Linear(8, 11), self.scale)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        for stage in self.pipeline_stages(1):
+            tokens = stage(tokens)
+        return tokens
+
+    def pipeline_stages(self, count: int) -> list[nn.Module]:
+        first = Scaled(self.embedding, self.scale)
+        return cut_stages([first, *self.blocks, self.head], count)
+
+
+class TiedTransformer(StagedTransformer):
+    """Weights of the first stage are the last one's, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.inner.weight = self.embedding.tokens.weight
+
+
+def block() -> nn.Module:
+    return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+
+class Embedded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(11, 8)
+        self.position = nn.Parameter(torch.randn(1, 6, 8) * 0.1, requires_grad=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.tokens(tokens) + self.position
+
+
+class Twice(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.inner(self.inner(hidden))
+
+
+class Scaled(nn.Module):
+    def __init__(self, inner: nn.Module, scale: Tensor) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("scale", scale, persistent=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.inner(hidden) * self.scale
+
+
 class Convolutions(nn.Module):
     """A CNN with BatchNorm."""
 
@@ -53,6 +121,10 @@ class Convolutions(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         return self.out(F.relu(self.norm(self.layers(images))).mean(dim=(2, 3)))
 
+    def pipeline_stages(self, count: int) -> list[nn.Module]:
+        pooled = nn.Sequential(nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return cut_stages([*self.layers, self.norm, pooled, self.out], count)
+
 
 class Recurrent(nn.Module):
     """An LSTM."""
@@ -66,9 +138,34 @@ class Recurrent(nn.Module):
         hidden, _ = self.lstm(sequences)
         return self.out(hidden[:, -1])
 
+    def pipeline_stages(self, count: int) -> list[nn.Module]:
+        return cut_stages([Outputs(self.lstm), Answered(self.out)], count)
+
+
+class Answered(nn.Module):
+    def __init__(self, out: nn.Module) -> None:
+        super().__init__()
+        self.out = out
+
+    def forward(self, hidden: Tensor, cells: Tensor) -> Tensor:
+        return self.out(hidden[:, -1])
+
+
+class Outputs(nn.Module):
+    def __init__(self, lstm: nn.Module) -> None:
+        super().__init__()
+        self.lstm = lstm
+
+    def forward(self, sequences: Tensor) -> tuple[Tensor, Tensor]:
+        """Two tensors, the second of which the next stage does not use."""
+        hidden, (_, cells) = self.lstm(sequences)
+        return hidden, cells.transpose(0, 1)
+
 
 class Perceptron(nn.Module):
-    """Blocks whose layers can be split; norms and the last layer are not."""
+    """Blocks whose layers can be split; norms and the last layer are not. In four stages the first
+    has no parameters.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,6 +180,31 @@ class Perceptron(nn.Module):
 
     def tensor_plan(self) -> dict[str, ParallelStyle]:
         return {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+
+    def pipeline_stages(self, count: int) -> list[nn.Module]:
+        return cut_stages([Mean(), *map(Residual, self.blocks), self.out], count)
+
+
+class Dropped(Perceptron):
+    """With dropout in every block."""
+
+    def pipeline_stages(self, count: int) -> list[nn.Module]:
+        drops = [nn.Sequential(nn.Dropout(0.5), Residual(block)) for block in self.blocks]
+        return cut_stages([Mean(), *drops, self.out], count)
+
+
+class Mean(nn.Module):
+    def forward(self, sequences: Tensor) -> Tensor:
+        return sequences.mean(dim=1)
+
+
+class Residual(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.inner(hidden)
 
 
 class Pair(nn.Module):
@@ -140,6 +262,9 @@ Model = tuple[
 
 ALL: dict[str, Model] = {
     "transformer": (Transformer, tokens, next_token),
+    "staged": (StagedTransformer, tokens, next_token),
+    "tied": (TiedTransformer, tokens, next_token),
+    "dropped": (Dropped, sequences, exactly_regressed),
     "cnn": (Convolutions, images, classified),
     "lstm": (Recurrent, sequences, exactly_regressed),
     "perceptron": (Perceptron, sequences, exactly_regressed),

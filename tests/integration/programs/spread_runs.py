@@ -2,18 +2,26 @@
 
 Starting processes takes longer than the training, so that one launch does many cases.
 
-Arguments: rank, world size, port, and a JSON file with a list of cases. A case has `name`, `model`,
-`folder` (its run directory), `config` (keys of the RunConfig), and may have `fault` ({"rank",
-"call"}: an infinite loss there), `break` ({"modes", "where", "on"}: modes whose set-up fails on
-some ranks) and `clock` (each rank's `VirtualClock`, by which all time is told). Rank 0 writes
-`found.json` into the folder: losses by step, mode, warnings, skipped steps, and every rank's
-loss scale. A case with `refused` is to fail, and leaves `refused.json` with what each rank raised.
+Arguments: rank, world size, port, a JSON file with a list of cases, and the backend. A case has
+
+- `name`, `model`, `folder` (its run directory) and `config` (keys of the RunConfig);
+- maybe `fault` ({"rank", "call"}: an infinite loss there; with "parameter", its gradient is);
+- maybe `break` ({"modes", "where", "on"}: modes whose set-up fails on some ranks);
+- maybe `from`: the folder of a case whose checkpoints it goes on from;
+- maybe `clock`: each rank's `VirtualClock`, by which all time is told.
+
+Rank 0 writes `found.json` into the folder: losses by step, mode, warnings, skipped steps, and every
+rank's loss scale. A case with `refused` is to fail, and leaves `refused.json` with what each rank
+raised.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -31,18 +39,21 @@ from drumline.distributed import strategies as modes
 from drumline.events import read_events
 from drumline.run_directory import RunDirectory
 from drumline.tasks.sae.task import SAETask
+from drumline.training.batches import to_device
 from drumline.training.own_model import OwnModelTask
 from drumline.training.session import open_session
 from drumline.training.signals import StopSignals
 from drumline.training.task import Task
 
+WAIT_S = 240.0
 CLASSES = {"distributed": modes.DataParallelReplicas, "sharded": modes.Sharded}
 
 
-def main(rank: int, size: int, port: int, cases: list[dict[str, Any]]) -> None:
+def main(rank: int, size: int, port: int, cases: list[dict[str, Any]], backend: Any) -> None:
     """All cases, in one world."""
     environment = ClusterEnvironment("mpirun", rank, size, rank, size, "127.0.0.1", port)
-    with open_world(DistributedConfig(mode=Mode.DISTRIBUTED, backend="gloo"), environment) as world:
+    config = DistributedConfig(mode=Mode.DISTRIBUTED, backend=backend)
+    with open_world(config, environment) as world:
         for case in cases:
             try:
                 train(case, world)
@@ -60,6 +71,9 @@ def train(case: dict[str, Any], world: World) -> None:
     config = RunConfig(**case["config"])
     world = world.spread_by(config.distributed)
     run = RunDirectory.create(Path(case["folder"]))
+    if "from" in case and world.is_main:
+        copy_checkpoints(Path(case["from"]), run)
+    world.barrier("checkpoints are there")
     clock = VirtualClock(**case["clock"][world.rank]) if "clock" in case else None
     task = task_of(case, world.rank, clock)
     fault = case.get("break", {"modes": []})
@@ -69,6 +83,7 @@ def train(case: dict[str, Any], world: World) -> None:
         for mode in fault["modes"]:
             stack.enter_context(breaking(mode, world.rank, fault["where"], fault["on"]))
         session = open_session(config, task, world, run)
+        spoil(session.model, case.get("fault"), world.rank)
         if clock is not None:
             stack.enter_context(clock.waiting(world.control, session.strategy))
         trainer = Trainer(config, task)
@@ -96,6 +111,15 @@ def train(case: dict[str, Any], world: World) -> None:
     world.barrier("end of a case")
 
 
+def copy_checkpoints(earlier: Path, run: RunDirectory) -> None:
+    """Take those of a case that this world has done, or another one that runs at the same time."""
+    end = time.monotonic() + WAIT_S
+    while not (earlier / "found.json").exists():
+        assert time.monotonic() < end, f"{earlier} was not done in time"
+        time.sleep(0.05)
+    shutil.copytree(earlier / "checkpoints", run.checkpoints_path, dirs_exist_ok=True)
+
+
 def task_of(case: dict[str, Any], rank: int, clock: VirtualClock | None = None) -> Task:
     """The case's task, with its fault."""
     if case["model"] == "sae":
@@ -104,6 +128,7 @@ def task_of(case: dict[str, Any], rank: int, clock: VirtualClock | None = None) 
     if clock is not None:
         return ClockedTask(model, data(), loss, clock)
     fault, calls = case.get("fault"), 0
+    fault = None if fault and "parameter" in fault else fault
 
     def faulty(module: nn.Module, batch: Any) -> Tensor:
         nonlocal calls
@@ -113,7 +138,20 @@ def task_of(case: dict[str, Any], rank: int, clock: VirtualClock | None = None) 
         calls += 1
         return losses
 
-    return OwnModelTask(model, data(), faulty)
+    def evaluate(module: nn.Module) -> dict[str, float]:
+        samples = to_device(data()[:], next(module.parameters()).device)
+        return {"mean_loss": float(loss(module, samples).mean())}
+
+    return OwnModelTask(model, data(), faulty, evaluate)
+
+
+def spoil(model: nn.Module, fault: dict[str, Any] | None, rank: int) -> None:
+    """Let a gradient of one parameter be infinite at one backward of one rank."""
+    if not fault or "parameter" not in fault or fault["rank"] != rank:
+        return
+    calls = itertools.count()
+    parameter = model.get_parameter(fault["parameter"])
+    parameter.register_hook(lambda g: g * torch.inf if next(calls) == fault["call"] else g)
 
 
 def breaking(mode: str, rank: int, where: str, on: list[int]) -> Any:
@@ -135,4 +173,4 @@ def digest(weights: dict[str, Tensor]) -> str:
 
 if __name__ == "__main__":
     given = json.loads(Path(sys.argv[4]).read_text())
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), given)
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), given, sys.argv[5])

@@ -127,6 +127,17 @@ def test_a_run_that_fits_nowhere_is_told_the_numbers_and_what_fits(
     assert read["memory"][0]["fits"]
 
 
+@pytest.mark.parametrize("axis", ["shard", "pipeline"])
+def test_a_mesh_has_a_plan_and_no_memory_estimate(
+    config: str, capsys: pytest.CaptureFixture[str], axis: str
+) -> None:
+    keys = ["distributed.mode=hybrid", f"distributed.mesh.{axis}=2"]
+    read = json.loads(output(capsys, "plan", config, "--simulate", "2xH100", *keys, "--json"))
+    assert read["memory"] == []
+    assert any("hybrid" in line for line in read["missing"])
+    assert ("so with equal stages a rank waits" in read["reasons"][-1]) == (axis == "pipeline")
+
+
 def test_a_config_without_a_task_says_why_there_is_no_memory_estimate(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -233,6 +233,9 @@ def test_the_plan_of_the_real_machine_or_a_clear_refusal() -> None:
         ({"mode": "hybrid", "mesh": {"shard": 2}}, (6, 6, 6, 6), 4, "nccl"),
         # Two ranks work on the same samples.
         ({"mode": "hybrid", "mesh": {"tensor": 2}}, (12, 12), 4, "nccl"),
+        ({"mode": "hybrid", "mesh": {"pipeline": 2}}, (12, 12), 4, "nccl"),
+        ({"mode": "hybrid", "mesh": {"tensor": 2, "pipeline": 2}}, (24,), 4, "nccl"),
+        ({"mode": "hybrid", "mesh": {"pipeline": 2}, "shares": [16, 8]}, (16, 8), 4, "nccl"),
         ({"mode": "dataparallel"}, (24,), 1, "none"),
     ],
 )
@@ -249,3 +252,22 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused_before_a_run() -> None:
     spread = {"mode": "hybrid", "mesh": {"shard": 3}}
     with pytest.raises(BadInput, match="does not fit 4 ranks"):
         plan(RunConfig(steps=1, distributed=spread), machine(4))
+
+
+@pytest.mark.parametrize(
+    ("options", "keys", "size", "said"),
+    [
+        ({}, {"micro_batch": 8}, 8, "1f1b: 4 micro-batches of 8 samples"),
+        ({}, {"micro_batch": 8}, 8, "a rank waits 3 / (4 + 3) = 43% of a step"),
+        ({}, {}, 2, "1f1b: 16 micro-batches of 2 samples"),  # four for each rank
+        ({"schedule": "interleaved_1f1b"}, {"micro_batch": 8}, 8, "3 / (2 x 4 + 3) = 27%"),
+        ({"schedule": "zero_bubble"}, {"micro_batch": 8}, 8, "waits at most 3 / (4 + 3) = 43%"),
+    ],
+)
+def test_a_plan_says_how_long_a_pipeline_waits(
+    options: dict[str, object], keys: dict[str, int], size: int, said: str
+) -> None:
+    spread = {"mode": "hybrid", "mesh": {"pipeline": 4}, "pipeline": options}
+    made = plan(RunConfig(steps=1, global_batch=32, distributed=spread, **keys), machine(4))
+    assert (made.shares, made.micro_batch) == ((32,), size)
+    assert said in made.reasons[-1]

@@ -8,6 +8,7 @@ from drumline.distributed.strategies.choose import Spread, build_strategy, candi
 from drumline.distributed.strategies.data_parallel import ThreadedReplicas
 from drumline.distributed.strategies.gather import gathered
 from drumline.distributed.strategies.pieces import local
+from drumline.distributed.strategies.pipeline.stages import cut_stages
 from drumline.distributed.strategies.replicated import DataParallelReplicas
 from drumline.distributed.strategies.rows import moments, set_rows
 from drumline.distributed.strategies.sharded import Hybrid, Sharded
@@ -27,6 +28,7 @@ __all__ = [
     "WholeModel",
     "build_strategy",
     "candidates",
+    "cut_stages",
     "gathered",
     "local",
     "moments",

@@ -32,10 +32,13 @@ class Split:
             is called through its forward. None: found by `units.find_units`.
         tensor_plan: For tensor parallelism, as in torch's `parallelize_module`: styles by module
             name. None: the model cannot be cut so.
+        stages: For a pipeline: modules of the model, or of its parts, each of which takes what the
+            one before gives. None: the model cannot be cut so.
     """
 
     units: Sequence[nn.Module] | None = None
     tensor_plan: Mapping[str, Any] | None = None
+    stages: Sequence[nn.Module] | None = None
 
 
 UNCUT = Split()
@@ -58,12 +61,15 @@ class Strategy(ABC):
             same number of them.
         overlaps: Whether the last backward of a step may reduce gradients while it runs.
         primes: Whether a pass that sends gradients must come before the first that does not.
+        stages: How many stages the model must be cut into, over all ranks. More than one: what
+            `wrap` gives is a `Conveyor`, which is run and not called.
     """
 
     mode: ClassVar[Mode]
     lockstep: bool = False
     overlaps: bool = True
     primes: bool = False
+    stages: int = 1
     model: nn.Module
 
     def check(self, model: nn.Module, split: Split) -> None:

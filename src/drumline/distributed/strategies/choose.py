@@ -54,7 +54,7 @@ def candidates(
         Mode.DATAPARALLEL: lambda: ThreadedReplicas(world),
         Mode.DISTRIBUTED: lambda: DataParallelReplicas(config, world),
         Mode.SHARDED: lambda: Sharded(config, world, low_precision),
-        Mode.HYBRID: lambda: Hybrid(config, world, low_precision),
+        Mode.HYBRID: lambda: _hybrid(config, world, low_precision),
     }
     if config.mode is not Mode.AUTO:
         return [build[config.mode]()]
@@ -64,6 +64,15 @@ def candidates(
     others = [mode for mode in (Mode.DISTRIBUTED, Mode.SHARDED) if mode is not first]
     found = [build[mode]() for mode in (first, *others)]
     return [*found, OneOfMany(world)] if config.allow_single_device else found
+
+
+def _hybrid(config: DistributedConfig, world: World, low_precision: torch.dtype | None) -> Strategy:
+    if config.pipeline_size == 1:
+        return Hybrid(config, world, low_precision)
+    # Imported only here: torch's pipelining takes a while to load.
+    from drumline.distributed.strategies.pipeline.strategy import Pipelined
+
+    return Pipelined(config, world)
 
 
 def build_strategy(config: DistributedConfig, world: World) -> Strategy:

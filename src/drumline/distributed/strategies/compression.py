@@ -1,14 +1,16 @@
-"""How gradients are summed over ranks by DDP: each parameter on its own, packed if asked for."""
+"""How gradients are summed over ranks: each parameter on its own, packed if asked for."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from drumline.config import DDPConfig
+from drumline.distributed.strategies.pieces import local
 
 # DDP looks at a hook's annotations, so this module must not turn them into strings.
 
@@ -49,6 +51,39 @@ def packing_for(compression: str, size: int) -> Packing:
     if compression == "bf16":
         return Narrow(torch.bfloat16)
     return Narrow(torch.float16, size) if compression == "fp16" else Packing()
+
+
+def sum_gradients(
+    parameters: Sequence[nn.Parameter],
+    device: torch.device,
+    *,
+    group: dist.ProcessGroup | None = None,
+    packing: Packing | None = None,
+) -> None:
+    """Sum gradients over the ranks of a group, after backwards that sent nothing.
+
+    One that only some ranks have counts as zero on the others; one that none has stays None.
+
+    Args:
+        parameters: The same on all ranks of the group.
+        device: Of the data plane.
+        group: All ranks by default.
+        packing: How gradients are sent; by default as they are.
+    """
+    packing = packing or Packing()
+    used = torch.tensor([int(p.grad is not None) for p in parameters], device=device)
+    dist.all_reduce(used, dist.ReduceOp.MAX, group=group)
+    sent = []
+    for parameter, is_used in zip(parameters, used.tolist(), strict=True):
+        if is_used:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradient = local(parameter.grad)
+            packed = packing.pack(gradient)
+            sent.append((gradient, packed, dist.all_reduce(packed, group=group, async_op=True)))
+    for gradient, packed, work in sent:
+        work.wait()
+        packing.unpack(packed, gradient)
 
 
 def communication_hook(config: DDPConfig, size: int) -> tuple[Any, Any]:

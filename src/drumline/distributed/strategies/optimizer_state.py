@@ -46,13 +46,7 @@ def state_by_name(
 def load_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Any]) -> None:
     """Take back what `state_by_name` gave, in any mode; each rank keeps copies of its pieces."""
     names = _names(optimizer, model)
-    saved = [name for group in state["param_groups"] for name in group["params"]]
-    if sorted(map(str, saved)) != sorted(names):
-        strange = sorted({*map(str, saved)} ^ {*names})
-        raise CheckpointError(
-            f"The checkpoint's optimizer is of other parameters: {', '.join(strange[:3])}.",
-            remedy="Resume with the model the run was started with.",
-        )
+    same_parameters(state, names)
     place = {name: number for number, name in enumerate(names)}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     pieces = {
@@ -65,6 +59,21 @@ def load_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[s
         groups.append({**theirs, "params": list(range(start, end))})  # torch goes by position
         start = end
     optimizer.load_state_dict({"state": pieces, "param_groups": groups})
+
+
+def same_parameters(state: dict[str, Any], names: list[str]) -> None:
+    """Refuse a state that is of other parameters than these.
+
+    Raises:
+        CheckpointError: Naming some that differ.
+    """
+    saved = [name for group in state["param_groups"] for name in group["params"]]
+    if sorted(map(str, saved)) != sorted(names):
+        strange = sorted({*map(str, saved)} ^ {*names})
+        raise CheckpointError(
+            f"The checkpoint's optimizer is of other parameters: {', '.join(strange[:3])}.",
+            remedy="Resume with the model the run was started with.",
+        )
 
 
 def _piece(value: Any, parameter: Tensor) -> Any:

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from drumline.distributed.control import ControlPlane
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Weights put together."""
+
+    tensors: dict[str, Tensor]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """By name; shared ones are the same tensor."""
+        return self.tensors
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -50,6 +66,63 @@ def piece_like(value: Tensor, like: Tensor) -> Tensor:
         return value.to(like.device, copy=True)
     here = like.to_local()
     return _assembled(value[where(like)].to(here.device, copy=True), like)
+
+
+@torch.no_grad()
+def send_from_rank_zero(model: nn.Module, device: torch.device) -> None:
+    """Make models that were given ready equal on all ranks, as DDP does."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        there = tensor.detach().to(device)
+        dist.broadcast(there, 0)
+        tensor.copy_(there)
+
+
+def square_sum(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Sum of the squares of whole gradients: float64, from each rank's pieces, added up over the
+    ranks that hold different ones.
+    """
+    sums: dict[Any, Tensor] = {}
+    for gradient in gradients:
+        piece = local(gradient).to(device).double().square().sum()
+        sums[_cut_over(gradient)] = sums.get(_cut_over(gradient), 0) + piece
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for groups in sorted(sums, key=len):
+        for group in groups:
+            dist.all_reduce(sums[groups], group=group)
+        total += sums[groups]
+    return total
+
+
+def clip_pieces(pieces: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
+    """Scale this rank's pieces in place, as torch does whole gradients of that norm."""
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for piece in pieces:
+        piece.mul_(factor.to(piece.device))
+
+
+def first_bad_piece(model: nn.Module, control: ControlPlane) -> str | None:
+    """Name of the first parameter of which any rank has a piece of a gradient that is not finite.
+
+    All ranks ask together, with the same names in the same order.
+    """
+    named = list(model.named_parameters())
+    gradients = (None if p.grad is None else local(p.grad) for _, p in named)
+    bad = [n for n, g in enumerate(gradients) if g is not None and not torch.isfinite(g).all()]
+    last = len(named)
+    first = last - control.vote(left=last - (bad[0] if bad else last))["left"]
+    return named[first][0] if first < last else None
+
+
+def _cut_over(gradient: Tensor) -> tuple[Any, ...]:
+    """The groups whose ranks hold different pieces of a gradient."""
+    if not isinstance(gradient, DTensor):
+        return ()
+    mesh = gradient.device_mesh
+    return tuple(
+        mesh.get_group(axis)
+        for axis, placement in enumerate(gradient.placements)
+        if not placement.is_replicate()
+    )
 
 
 def _assembled(piece: Tensor, like: DTensor) -> DTensor:

@@ -10,14 +10,18 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline.config import DistributedConfig, Mode
 from drumline.distributed.strategies.base import UNCUT, MakeOptimizer, Split, WholeModel
-from drumline.distributed.strategies.compression import Packing, communication_hook, packing_for
+from drumline.distributed.strategies.compression import (
+    Packing,
+    communication_hook,
+    packing_for,
+    sum_gradients,
+)
 from drumline.distributed.synchronised_norm import synchronise_norms
 
 if TYPE_CHECKING:
@@ -80,19 +84,7 @@ class DataParallelReplicas(WholeModel):
 
     def reduce_gradients(self) -> None:
         """Sum parameter by parameter, as the hook does; one that no rank used keeps no gradient."""
-        parameters = self.parameters()
-        used = torch.tensor([int(p.grad is not None) for p in parameters], device=self.world.device)
-        dist.all_reduce(used, dist.ReduceOp.MAX)
-        sent = []
-        for parameter, is_used in zip(parameters, used.tolist(), strict=True):
-            if is_used:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                packed = self._packing.pack(parameter.grad)
-                sent.append((parameter.grad, packed, dist.all_reduce(packed, async_op=True)))
-        for gradient, packed, work in sent:
-            work.wait()
-            self._packing.unpack(packed, gradient)
+        sum_gradients(self.parameters(), self.world.device, packing=self._packing)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The whole state; a sharded one is sent to rank 0, and empty elsewhere."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,31 +25,27 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.parallel import parallelize_module
 
 from drumline.config import DistributedConfig, Mode
 from drumline.distributed.strategies.base import UNCUT, HasState, MakeOptimizer, Split, Strategy
 from drumline.distributed.strategies.gather import RESHARDS, gathered
 from drumline.distributed.strategies.optimizer_state import plain_name, state_by_name
-from drumline.distributed.strategies.pieces import local, whole
+from drumline.distributed.strategies.pieces import (
+    Whole,
+    clip_pieces,
+    first_bad_piece,
+    send_from_rank_zero,
+    square_sum,
+    whole,
+)
 from drumline.distributed.strategies.replicated import keeps_statistics
+from drumline.distributed.strategies.tensor_axis import ONE_BY_ONE, check_plan, split_layers
 from drumline.distributed.strategies.units import find_units
 from drumline.distributed.synchronised_norm import synchronise_norms
 from drumline.errors import BadInput
 
 if TYPE_CHECKING:
     from drumline.distributed.world import World
-
-
-@dataclass(frozen=True)
-class _Whole:
-    """Weights put together."""
-
-    tensors: dict[str, Tensor]
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self.tensors
 
 
 class Sharded(Strategy):
@@ -96,7 +91,7 @@ class Sharded(Strategy):
         options = self.config.sharded
         if self.config.sync_batchnorm:
             synchronise_norms(model)
-        self._send_from_rank_zero(model)
+        send_from_rank_zero(model, self.world.device)
         mesh = self.mesh()
         self.split_layers(model, split)
         units = find_units(model, split.units)
@@ -128,15 +123,6 @@ class Sharded(Strategy):
                 part.set_gradient_divide_factor(1.0)
                 part.set_force_sum_reduction_for_comms(True)
 
-    def _send_from_rank_zero(self, model: nn.Module) -> None:
-        """Make a model that was given ready equal on all ranks, as DDP does."""
-        device = self.world.device
-        with torch.no_grad():
-            for tensor in [*model.parameters(), *model.buffers()]:
-                there = tensor.detach().to(device)
-                dist.broadcast(there, 0)
-                tensor.copy_(there)
-
     def _precision(self) -> MixedPrecisionPolicy:
         options = self.config.sharded
         gathered_as = self._low_precision if options.gather_dtype == "precision" else None
@@ -166,39 +152,19 @@ class Sharded(Strategy):
 
     def gradient_norm(self) -> Tensor:
         """From each rank's pieces, added up in float64 over the ranks that hold different ones."""
-        device = self.world.device
-        sums: dict[Any, Tensor] = {}
-        for gradient in (p.grad for p in self.parameters()):
-            if gradient is not None:
-                piece = local(gradient).to(device).double().square().sum()
-                sums[_cut_over(gradient)] = sums.get(_cut_over(gradient), 0) + piece
-        total = torch.zeros((), dtype=torch.float64, device=device)
-        for groups in sorted(sums, key=len):
-            for group in groups:
-                dist.all_reduce(sums[groups], group=group)
-            total += sums[groups]
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        total = square_sum(gradients, self.world.device)
         dtype = next((p.dtype for p in self.parameters()), torch.float32)
         return total.sqrt().to(dtype)
 
     def clip(self, max_norm: float, norm: Tensor) -> None:
         """Scale this rank's pieces, as torch does whole gradients."""
-        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        for parameter in self.parameters():
-            if parameter.grad is not None:
-                piece = local(parameter.grad)
-                piece.mul_(factor.to(piece.device))
+        clip_pieces(self.gradients(), max_norm, norm)
 
     def first_bad_gradient(self) -> str | None:
         """The first of the pieces of all ranks."""
-        named = [(n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None]
-        bad = [
-            place
-            for place, (_, gradient) in enumerate(named)
-            if not bool(torch.isfinite(local(gradient)).all())
-        ]
-        last = len(named)
-        first = last - self.world.control.vote(left=last - (bad[0] if bad else last))["left"]
-        return plain_name(named[first][0]) if first < last else None
+        name = first_bad_piece(self.model, self.world.control)
+        return None if name is None else plain_name(name)
 
     def gathered(self) -> AbstractContextManager[None]:
         """All weights on every rank."""
@@ -213,7 +179,7 @@ class Sharded(Strategy):
                 known[id(tensor)] = whole(tensor.detach(), keep=self.world.is_main)
             if self.world.is_main:
                 tensors[plain_name(name)] = known[id(tensor)]
-        return _Whole(tensors)
+        return Whole(tensors)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Put together on rank 0, empty elsewhere."""
@@ -246,51 +212,21 @@ class Hybrid(Sharded):
 
     def check(self, model: nn.Module, split: Split) -> None:
         """The axes must fit the world, and a tensor axis needs a plan."""
-        shape = self.config.mesh.shape(self.world.size)
-        if shape.tensor > 1 and not split.tensor_plan:
-            raise BadInput(
-                f"distributed.mesh.tensor is {shape.tensor}, and the model has no tensor_plan.",
-                remedy="Set it to 1, or give the model or its task a tensor_plan.",
-            )
+        check_plan(self.config.mesh.shape(self.world.size).tensor, split.tensor_plan)
         super().check(model, split)
 
     def split_layers(self, model: nn.Module, split: Split) -> None:
         """Tensor parallelism, as the plan says (Shoeybi et al. 2019, arXiv 1909.08053)."""
         if self.world.tensor_size > 1:
-            parallelize_module(model, self._axes["tensor"], dict(split.tensor_plan or {}))
-            _check_even(model, self.world.tensor_size)
+            split_layers(model, self._axes["tensor"], split.tensor_plan)
 
     def build_optimizer(
         self, kind: MakeOptimizer, parameters: list[nn.Parameter], options: dict[str, Any]
     ) -> torch.optim.Optimizer:
-        """One parameter at a time where they lie on different meshes: torch cannot mix those."""
+        """One parameter at a time where there is a tensor axis."""
         if self.world.tensor_size > 1:
-            options = {**options, "fused": False, "foreach": False}
+            options = {**options, **ONE_BY_ONE}
         return super().build_optimizer(kind, parameters, options)
-
-
-def _check_even(model: nn.Module, size: int) -> None:
-    """Between two split layers torch takes all parts to be of one size."""
-    for name, parameter in model.named_parameters():
-        for placement in parameter.placements if isinstance(parameter, DTensor) else ():
-            if isinstance(placement, Shard) and parameter.shape[placement.dim] % size:
-                raise BadInput(
-                    f"{name} of shape {tuple(parameter.shape)} cannot be split into {size} equal "
-                    f"parts along dim {placement.dim}.",
-                    remedy="Use a distributed.mesh.tensor that divides it.",
-                )
-
-
-def _cut_over(gradient: Tensor) -> tuple[Any, ...]:
-    """The groups whose ranks hold different pieces of a gradient."""
-    if not isinstance(gradient, DTensor):
-        return ()
-    mesh = gradient.device_mesh
-    return tuple(
-        mesh.get_group(axis)
-        for axis, placement in enumerate(gradient.placements)
-        if not placement.is_replicate()
-    )
 
 
 def _recompute(model: nn.Module, units: list[nn.Module]) -> None:

@@ -41,8 +41,9 @@ def combine(numbers: list[int]) -> int:
 
 
 def replicated(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that every rank holds whole, by name."""
-    return {n: p for n, p in model.named_parameters() if not isinstance(p, DTensor)}
+    """The parameters that this rank holds whole, by name."""
+    named = model.named_parameters()
+    return {n: p for n, p in named if not isinstance(p, DTensor) and not p.is_meta}
 
 
 def signed(number: int) -> int:

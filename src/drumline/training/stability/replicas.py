@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from drumline.training.step import StepOutcome
 
 _SHOWN = 4
+_LOWEST = -(1 << 63)
 
 
 @dataclass(frozen=True)
@@ -51,20 +52,21 @@ class Mismatch:
         return f"Ranks {ranks} differ in {what}, and no majority says which is right"
 
 
-def compare(names: list[str], ranks: list[list[int]]) -> Mismatch | None:
-    """Compare fingerprints, one list for each rank; None if all are equal.
+def compare(ranks: list[dict[str, int]]) -> Mismatch | None:
+    """Compare fingerprints by name, those of each rank; None if all are equal.
 
-    Of three ranks or more the majority is right, parameter by parameter. Of two nobody can say.
+    Of three ranks or more that hold a parameter the majority is right. Of two nobody can say.
     """
     parameters: dict[str, list[int]] = {}
     decided = True
-    for name, values in zip(names, zip(*ranks, strict=True), strict=True):
-        value, votes = Counter(values).most_common(1)[0]
+    for name in dict.fromkeys(name for held in ranks for name in held):
+        values = {rank: held[name] for rank, held in enumerate(ranks) if name in held}
+        value, votes = Counter(values.values()).most_common(1)[0]
         if votes == len(values):
             continue
         majority = 2 * votes > len(values)
         decided = decided and majority
-        parameters[name] = [r for r, v in enumerate(values) if not majority or v != value]
+        parameters[name] = [r for r, v in values.items() if not majority or v != value]
     if not parameters:
         return None
     out = {rank for wrong in parameters.values() for rank in wrong}
@@ -104,13 +106,18 @@ class ReplicaWatcher(Watcher):
         return step % every == 0 or (saving is not None and step % saving == 0)
 
     def _compare(self, session: Session) -> None:
-        control, parameters = session.world.control, replicated(session.model)
+        world, parameters = session.world, replicated(session.model)
         numbers = fingerprints(parameters).tolist()
         digest = combine(numbers)
-        highest = control.vote(value=digest, inverse=~digest)
-        if highest["value"] == ~highest["inverse"]:
+        places, own = range(world.pipeline_size), world.pipeline_rank
+        # Ranks at different places of a pipeline hold other parameters.
+        votes = {f"value{place}": digest if place == own else _LOWEST for place in places}
+        votes |= {f"inverse{place}": ~digest if place == own else _LOWEST for place in places}
+        highest = world.control.vote(**votes)
+        if all(highest[f"value{place}"] == ~highest[f"inverse{place}"] for place in places):
             return
-        mismatch = compare(list(parameters), control.gather(numbers))
+        named = dict(zip(parameters, numbers, strict=True))
+        mismatch = compare(world.control.gather(named))
         if mismatch is not None:
             self._act(session, mismatch)
 

@@ -70,6 +70,11 @@ class Stability:
                 part.load_state_dict(state[name])
 
     def _check(self, session: Session) -> None:
+        if self.config.replica == "repair" and session.world.pipeline_size > 1:
+            raise BadInput(
+                "stability.replica=repair cannot be combined with distributed.mesh.pipeline.",
+                remedy="Set stability.replica=stop: the run then restarts from a checkpoint.",
+            )
         for name in ("loss_spike", "gradient_growth"):
             policy = self.config.policies[name]
             if policy in _BEFORE_THE_UPDATE and not session.step.gated:

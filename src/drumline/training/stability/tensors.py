@@ -41,4 +41,4 @@ def without_masks(tensor: Tensor) -> Tensor:
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether any parameter is spread over ranks."""
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return any(isinstance(p, DTensor) or p.is_meta for p in model.parameters())

@@ -25,7 +25,7 @@ class UpdateWatcher(Watcher):
     """Every so many steps: the norm of each module's change over the norm of its weights.
 
     Of a tensor of more than `SAMPLED` elements, evenly spaced ones stand for all, so that the
-    copy taken before the step stays small. Rank 0's values count.
+    copy taken before the step stays small. Of ranks with the same parameters one counts.
     """
 
     def __init__(self, config: StabilityConfig, policies: Policies) -> None:
@@ -45,8 +45,10 @@ class UpdateWatcher(Watcher):
         before, self._before = self._before, None
         if before is None or not outcome.taken:
             return
-        found = update_ratios(before, sampled(session.model)) if session.world.is_main else {}
-        ratios = session.world.control.broadcast(found)
+        counts = session.world.is_first_of_stage
+        found = update_ratios(before, sampled(session.model)) if counts else {}
+        gathered = session.world.control.gather(found)
+        ratios = {name: ratio for part in gathered for name, ratio in part.items()}
         if session.world.is_main:
             session.events.emit("update_ratios", step=session.progress.step, ratios=ratios)
         module = max(ratios, key=lambda name: ratios[name], default=None)
@@ -64,7 +66,7 @@ def sampled(model: nn.Module) -> dict[str, Tensor]:
     """At most `SAMPLED` evenly spaced elements of each trained parameter of this rank."""
     found = {}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.numel():
+        if parameter.requires_grad and parameter.numel() and not parameter.is_meta:
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             found[name] = local.detach().flatten()[:: -(-local.numel() // SAMPLED) or 1]
     return found

@@ -122,7 +122,13 @@ def test_one_number_for_all_changes_with_each(numbers: list[int], data: st.DataO
 def test_the_majority_decides_who_is_out_of_step(
     ranks: list[list[int]], mismatch: Mismatch | None
 ) -> None:
-    assert compare(["a", "b"], ranks) == mismatch
+    assert compare([dict(zip("ab", values, strict=True)) for values in ranks]) == mismatch
+
+
+def test_only_ranks_that_hold_a_parameter_are_compared() -> None:
+    ranks = [{"a": 1}, {"a": 1}, {"a": 3}, {"b": 2}, {"b": 4}, {"b": 4}]
+    assert compare(ranks) == Mismatch({"a": [2], "b": [3]}, True, 0)
+    assert compare(ranks[:2] + ranks[4:]) is None
 
 
 def test_a_mismatch_names_rank_and_parameter() -> None:
