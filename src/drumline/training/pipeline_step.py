@@ -30,6 +30,7 @@ class PipelineStep(StandardStep):
         super().__init__(parts)
         assert isinstance(parts.wrapped, Conveyor)
         self.conveyor = parts.wrapped
+        self._company = None  # each pipeline runs as many passes as it has micro-batches
 
     def _accumulate(self, data: Any, batch: StepBatch, index: int, careful: bool) -> Sums | None:
         """Gradients over the whole global batch, in place."""

@@ -57,8 +57,8 @@ class Strategy(ABC):
 
     Attributes:
         mode: The mode's name.
-        lockstep: Whether every forward and backward is collective, so that all ranks must run the
-            same number of them.
+        lockstep: Whether ranks wait for each other in every forward and backward. Unless the model
+            is in stages, all of them must then run the same number of those.
         overlaps: Whether the last backward of a step may reduce gradients while it runs.
         primes: Whether a pass that sends gradients must come before the first that does not.
         stages: How many stages the model must be cut into, over all ranks. More than one: what

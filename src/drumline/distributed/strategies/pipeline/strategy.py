@@ -40,6 +40,7 @@ class Pipelined(Strategy):
     """
 
     mode = Mode.HYBRID
+    lockstep = True
 
     def __init__(self, config: DistributedConfig, world: World) -> None:
         self.config, self.world = config, world
