@@ -27,12 +27,14 @@ class Summary:
         curves: By metric: step to value. Steps that a restart undid are left out.
         activity: The last `phase` or `progress`, while no step came after it.
         end: Fields of `run_ended`.
+        performance: Fields of the last `performance_report`.
     """
 
     start: Event = field(default_factory=dict)
     latest: Event = field(default_factory=dict)
     activity: Event = field(default_factory=dict)
     end: Event = field(default_factory=dict)
+    performance: Event = field(default_factory=dict)
     last_checkpoint: Event = field(default_factory=dict)
     curves: dict[str, dict[int, float]] = field(default_factory=dict)
     evaluations: list[Event] = field(default_factory=list)
@@ -133,6 +135,9 @@ class Summary:
     def _checkpoint(self, event: Event) -> None:
         self.checkpoints.append(event)
         self.last_checkpoint = event
+
+    def _performance_report(self, event: Event) -> None:
+        self.performance = event
 
     def _phase(self, event: Event) -> None:
         self.activity = event

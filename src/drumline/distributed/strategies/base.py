@@ -57,12 +57,14 @@ class Strategy(ABC):
         lockstep: Whether every forward and backward is collective, so that all ranks must run the
             same number of them.
         overlaps: Whether the last backward of a step may reduce gradients while it runs.
+        rewraps: Whether weights may change their layout in memory; see `rewrap`.
         primes: Whether a pass that sends gradients must come before the first that does not.
     """
 
     mode: ClassVar[Mode]
     lockstep: bool = False
     overlaps: bool = True
+    rewraps: bool = False
     primes: bool = False
     model: nn.Module
 
@@ -84,6 +86,14 @@ class Strategy(ABC):
 
         Parameters must be equal on all ranks, except where the mode sends rank 0's.
         """
+
+    def rewrap(self) -> nn.Module:
+        """Wrap the model anew after its weights have changed their layout in memory.
+
+        Only where `rewraps`; all ranks call it together, between steps. Gives what a step calls
+        from now on.
+        """
+        raise NotImplementedError(f"mode {self.mode.value} fixes the layout of weights")
 
     def shares(self, shares: tuple[int, ...]) -> tuple[int, ...]:
         """What each rank works on, from the shares that were planned."""
