@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch._dynamo.utils import counters
 from torch.distributed.fsdp import FSDPModule
 
 from drumline.training.performance.switch import Subject, Switch
@@ -33,7 +32,7 @@ class GraphRecorder:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
-        self._known = Counter(counters["graph_break"])
+        self._known = _all_breaks()
         self.graphs = 0
         self._places: dict[str, str] = {}
 
@@ -53,7 +52,7 @@ class GraphRecorder:
         """Every reason for which a graph was broken since this was made: what, where (file and
         line; empty if torch does not say), and how often.
         """
-        seen = Counter(counters["graph_break"]) - self._known
+        seen = _all_breaks() - self._known
         return [
             {"reason": _in_words(reason), "where": self._places.get(reason, ""), "times": times}
             for reason, times in seen.items()
@@ -98,6 +97,14 @@ class Compile(Switch):
         """Whether kernels are launched as CUDA graphs; only while it is on."""
         self._use(graphed=graphed)
 
+    def why_idle(self) -> str | None:
+        """Torch passes over code that it cannot compile at all, and says nothing."""
+        recorder, _ = self._made[False]
+        if recorder.graphs:
+            return None
+        reasons = [found["reason"] for found in recorder.breaks()]
+        return f"torch compiles nothing of this model: {'; '.join(reasons) or 'no reason given'}"
+
     def details(self) -> Mapping[str, Any]:
         """How many graphs there are, and why they were broken."""
         if False not in self._made:
@@ -108,7 +115,7 @@ class Compile(Switch):
     def _use(self, *, graphed: bool) -> None:
         if graphed not in self._made:
             recorder = GraphRecorder(_GRAPHS if graphed else _OPTIONS)
-            calls = [torch.compile(m._call_impl, backend=recorder) for m in self._modules]
+            calls = [torch.compile(_callable(m), backend=recorder) for m in self._modules]
             self._made[graphed] = recorder, calls
         for module, call in zip(self._modules, self._made[graphed][1], strict=True):
             module._compiled_call_impl = call
@@ -144,10 +151,30 @@ class CudaGraphs(Switch):
             self._compiled.use_graphs(False)
 
 
+def _callable(module: nn.Module) -> Callable[..., Any]:
+    """What stands for a call of the module. Torch does not look into calls of its own modules
+    (`nn.Sequential(...).compile()` compiles nothing), so these get a frame around them.
+    """
+    if not type(module).forward.__module__.startswith("torch.nn."):
+        return module._call_impl
+
+    def call(*inputs: Any, **options: Any) -> Any:
+        return module._call_impl(*inputs, **options)  # type: ignore[no-untyped-call]
+
+    return call
+
+
 def _units(model: nn.Module) -> list[nn.Module]:
     """What is compiled as a whole: FSDP's hooks stand between its units."""
     inner = [m for m in model.modules() if isinstance(m, FSDPModule) and m is not model]
     return [unit for unit in inner if isinstance(unit, nn.Module)] or [model]
+
+
+def _all_breaks() -> Counter[str]:
+    """How often each reason has ended a graph, or kept code from being one, in this process."""
+    from torch._dynamo.utils import counters  # takes a second to import
+
+    return Counter(counters["graph_break"]) | Counter(counters["unimplemented"])
 
 
 def _in_words(reason: str) -> str:

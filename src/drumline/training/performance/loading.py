@@ -24,6 +24,9 @@ NAME = "loader"
 LEAST_BATCHES = 4
 """A setting that leaves fewer batches to be timed is not tried."""
 
+PATIENCE = 1
+"""Settings in a row that may bring nothing: one worker often reads no faster than the process."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -77,7 +80,8 @@ class Feed(ABC):
         """Read this way from now on."""
 
     def ladders(self, cpus: int) -> list[list[Reading]]:
-        """Settings to try after one another; of each list the next while the last one helped.
+        """Settings to try after one another; of each list the next while
+        that helps.
 
         Only what differs from the present setting is taken from them.
 
@@ -148,14 +152,20 @@ class _Tuning:
         cpus = min(self.control.gather(cpus_of_a_rank(ranks)))
         best, last = first, None
         for ladder in self.feed.ladders(cpus):
+            misses = 0
             for rung in ladder:
                 reading = _changed(best, first, rung)
                 if reading == best or (reading.workers == 0 and best.workers > first.workers):
                     continue
                 timing = self._try(best, reading)
-                if timing is None or not timing.is_worth(self.rules.minimum_gain):
+                if timing is None:
                     break
-                best, last = reading, timing
+                if timing.is_worth(self.rules.minimum_gain):
+                    best, last, misses = reading, timing, 0
+                    continue
+                misses += 1
+                if misses > PATIENCE:
+                    break
         return best, last
 
     def _try(self, best: Reading, reading: Reading) -> Timing | None:

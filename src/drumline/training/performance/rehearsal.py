@@ -51,6 +51,7 @@ class Rehearsal(Workload):
         session, batch = self.session, self.batches[0]
         strategy, size = session.strategy, min(self._step.micro_batch, batch.count)
         data = to_device(narrow(batch.data, 0, size), session.world.device)
+        session.optimizer.zero_grad(set_to_none=True)
         collective = strategy.lockstep or strategy.primes
         with nullcontext() if collective else strategy.accumulate():
             with self._arithmetic.autocast():

@@ -66,6 +66,10 @@ class Switch(ABC):
     def undo(self, subject: Subject) -> None:
         """Take it off, also after an `apply` that came only half way."""
 
+    def why_idle(self) -> str | None:
+        """Why it does nothing although it is on; asked after a forward and backward."""
+        return None
+
     def tolerance(self, arithmetic: str) -> float:
         """How far losses and gradients may be off, relatively.
 

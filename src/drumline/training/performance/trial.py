@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TypeVar
 
 import torch
@@ -73,48 +73,56 @@ class Bench:
 
     def put_on(self, switch: Switch) -> str | None:
         """Put a switch on if it applies and works on all ranks; else say why not, on all."""
-        refusals = self.control.gather(switch.why_not(self.subject))
-        refusal = next((why for why in refusals if why is not None), None)
+        refusal = self._first(switch.why_not(self.subject))
         if refusal is not None:
             return refusal
-        return self._unless_it_fails(switch, lambda: self._begin(switch))[1]
+        _, problem = self._unless_it_fails(switch, lambda: self._begin(switch))
+        return problem or self._idle(switch)
 
     def attempt(self, switch: Switch) -> Row:
         """Put a switch on, and keep it if it changes nothing and is worth it."""
-        refusals = self.control.gather(switch.why_not(self.subject))
-        refusal = next((why for why in refusals if why is not None), None)
-        if refusal is not None:
-            return Row(switch.name, Outcome.NOT_APPLICABLE, refusal)
-        limit = switch.tolerance(self._arithmetic)
-        if self._unsteady.value > limit:
-            differ = f"the same steps taken twice differ: {self._unsteady}"
-            return Row(switch.name, Outcome.NOT_APPLICABLE, differ)
-        undone = Row(switch.name, Outcome.UNDONE, "")
+        unfit = self._first(switch.why_not(self.subject))
+        if unfit is None and self._unsteady.value > switch.tolerance(self._arithmetic):
+            unfit = f"the same steps taken twice differ: {self._unsteady}"
+        if unfit is not None:
+            return Row(switch.name, Outcome.NOT_APPLICABLE, unfit)
         _, problem = self._unless_it_fails(switch, lambda: self._begin(switch))
-        if problem is None:
-            off, problem = self._unless_it_fails(switch, lambda: self._deviation(switch))
+        idle = self._idle(switch) if problem is None else None
+        if idle is not None:
+            return Row(switch.name, Outcome.NOT_APPLICABLE, idle, details=switch.details())
+        if problem is not None:
+            return self._failed(switch, problem)
+        return self._compared(switch)
+
+    def _compared(self, switch: Switch) -> Row:
+        """Undo it if it changed results; else go on to time it."""
+        off, problem = self._unless_it_fails(switch, lambda: self._deviation(switch))
         if problem is not None or off is None:
-            return replace(undone, reason=f"it failed: {problem}", details=switch.details())
+            return self._failed(switch, problem)
         worst = max(self.control.gather(off), key=lambda one: one.value)
-        compared = replace(undone, deviation=worst.value, tolerance=limit, details=switch.details())
-        if worst.value > limit:
-            self.take_off(switch)
-            return replace(compared, reason=f"it changed {worst}; rounding explains {limit:.0e}")
+        limit = switch.tolerance(self._arithmetic)
+        row = Row(switch.name, Outcome.UNDONE, "", deviation=worst.value, tolerance=limit)
+        if worst.value <= limit:
+            return self._timed(switch, row)
+        self.take_off(switch)
+        reason = f"it changed {worst}; rounding explains {limit:.0e}"
+        return replace(row, reason=reason, details=switch.details())
+
+    def _timed(self, switch: Switch, row: Row) -> Row:
+        """Undo it if it is not faster."""
         timing, problem = self._unless_it_fails(switch, lambda: self.time([switch]))
         if timing is None:
-            return replace(compared, reason=f"it failed: {problem}", details=switch.details())
-        timed = replace(
-            compared,
-            before_s=timing.before_s,
-            after_s=timing.after_s,
-            gain=timing.gain,
-            noise=timing.noise,
-            details=switch.details(),
-        )
-        if not timing.is_worth(self.rules.minimum_gain):
-            self.take_off(switch)
-            return replace(timed, reason=f"it brought nothing: {_gain(timing)}")
-        return replace(timed, outcome=Outcome.APPLIED, reason=f"it saves {_gain(timing)}")
+            return self._failed(switch, problem)
+        found = replace(row, **asdict(timing), details=switch.details())
+        if timing.is_worth(self.rules.minimum_gain):
+            return replace(found, outcome=Outcome.APPLIED, reason=f"it saves {_gain(timing)}")
+        self.take_off(switch)
+        return replace(found, reason=f"it brought nothing: {_gain(timing)}")
+
+    @staticmethod
+    def _failed(switch: Switch, problem: str | None) -> Row:
+        reason = f"it failed: {problem}"
+        return Row(switch.name, Outcome.UNDONE, reason, details=switch.details())
 
     def take_off(self, switch: Switch) -> None:
         """Take off the switch that was put on last."""
@@ -198,6 +206,17 @@ class Bench:
         switch.apply(self.subject)
         self.workload.attempt()
 
+    def _idle(self, switch: Switch) -> str | None:
+        """Why a switch does nothing on some rank; it is then off on all."""
+        why = self._first(switch.why_idle())
+        if why is not None:
+            self.take_off(switch)
+        return why
+
+    def _first(self, answer: str | None) -> str | None:
+        """The first rank's answer that is one."""
+        return next((each for each in self.control.gather(answer) if each is not None), None)
+
     def _deviation(self, switch: Switch) -> Deviation:
         assert self._reference is not None
         return deviation(self._reference, self.results(), updates=switch.updates)
@@ -252,6 +271,7 @@ class Bench:
 
 
 def _in_words(error: Exception) -> str:
+    error = getattr(error, "inner_exception", error)  # torch.compile wraps what its backend raised
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

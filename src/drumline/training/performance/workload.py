@@ -62,6 +62,7 @@ class LoopWorkload(Workload):
     def attempt(self) -> None:
         """Without sending gradients, where torch's DDP wraps the model."""
         ddp = isinstance(self.model, DistributedDataParallel)
+        self.optimizer.zero_grad(set_to_none=True)
         with self.model.no_sync() if ddp else nullcontext():  # type: ignore[operator]
             self._backward(self.batches[0])
         self.optimizer.zero_grad(set_to_none=True)
