@@ -16,6 +16,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,15 @@ class EventLog:
         self.attempt = attempt
         self.rank = rank
         self.lost = 0
+        self._silent = False
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._fd).st_size  # a process that died may have left a torn line
         self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Append one event. A value that is not finite is written as a string, as JSON has none."""
+        if self._silent:
+            return
         event = {
             "v": SCHEMA_VERSION,
             "t": round(time.time(), 3),
@@ -55,6 +59,15 @@ class EventLog:
             return
         self._torn = written != len(data)
         self.lost = self.lost + 1 if self._torn else 0
+
+    @contextmanager
+    def silenced(self) -> Iterator[None]:
+        """Within it nothing is written: for work that is not part of the run's history."""
+        before, self._silent = self._silent, True
+        try:
+            yield
+        finally:
+            self._silent = before
 
     def close(self) -> None:
         """Close the file. Closing twice does nothing."""

@@ -61,6 +61,17 @@ def test_a_pipeline_gives_the_result_of_one_process(tmp_path: Path) -> None:
     assert in_stages[-1] < 0.1 < alone[0]
 
 
+def test_performance_says_what_it_tried_and_then_trains(tmp_path: Path) -> None:
+    told = python(tmp_path, EXAMPLES / "performance.py")
+    for switch in ("tf32", "channels_last", "cuda_graphs"):
+        assert re.search(rf"^{switch} +not applicable: ", told, re.MULTILINE), told
+    for switch in ("fused_optimizer", "compile", "loader"):
+        assert re.search(rf"^{switch} +\w", told, re.MULTILINE), told
+    assert "it failed" not in told
+    (loss,) = re.findall(r"trained on 1 ranks: loss ([0-9.e-]+)", told)
+    assert float(loss) < 0.05  # the variance of the sine here is 0.5
+
+
 def test_the_task_of_the_handbook_learns(tmp_path: Path) -> None:
     page = (ROOT / "docs/training.md").read_text()
     code = re.search(r"```python\n# squares.py\n(.*?)```", page, re.DOTALL)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from drumline.cli.performance import performance_line
 from drumline.cli.words import compact, devices, duration, number, plural, size, to_float
 
 Event = dict[str, Any]
@@ -158,6 +159,10 @@ def _phase(event: Event) -> Notice:
     return Notice(Level.INFO, str(event.get("message") or event.get("name") or "working"))
 
 
+def _performance_report(event: Event) -> Notice:
+    return Notice(Level.INFO, performance_line(event))
+
+
 def _run_ended(event: Event) -> Notice:
     status, message = event.get("status"), str(event.get("message") or "")
     seconds, samples = to_float(event.get("seconds")), to_float(event.get("samples"))
@@ -191,6 +196,7 @@ _WRITERS: dict[str, Callable[[Event], Notice | None]] = {
     "shares_changed": _shares_changed,
     "rank_failed": _rank_failed,
     "stop_requested": _stop_requested,
+    "performance_report": _performance_report,
     "phase": _phase,
     "run_ended": _run_ended,
 }

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from drumline.cli.notices import MARKS, Level, Notice, notice
 from drumline.cli.outcome import metrics_table
+from drumline.cli.performance import performance_table
 from drumline.cli.plan import render_plan
 from drumline.cli.runs import STYLES
 from drumline.cli.sparkline import sparkline
@@ -82,6 +83,7 @@ class Page:
             "step": summary.step,
             "steps": summary.steps,
             "plan": self.plan,
+            "performance": summary.performance or None,
             "metrics": summary.metrics,
             "curves": {
                 name: [[step, curve[step]] for step in sorted(curve)]
@@ -98,10 +100,12 @@ class Page:
 def render_page(page: Page, width: int) -> RenderableType:
     """The page for a terminal `width` columns wide."""
     blocks: list[RenderableType] = [_headline(page)]
+    summary = page.summary
     for title, body in (
         ("Plan", render_plan(page.plan) if page.plan else None),
-        ("Curves", _curves(page.summary, width)),
-        ("Evaluations", _evaluations(page.summary)),
+        ("Performance", performance_table(summary.performance) if summary.performance else None),
+        ("Curves", _curves(summary, width)),
+        ("Evaluations", _evaluations(summary)),
         ("Checkpoints", _checkpoints(page)),
         ("History", _history(page)),
         ("Verdict", _verdict(page)),

@@ -28,12 +28,14 @@ class Summary:
         activity: The last `phase` or `progress`, while no step came after it.
         end: Fields of `run_ended`.
         own_speeds: Samples per second of each rank on its own, as last measured.
+        performance: Fields of the last `performance_report`.
     """
 
     start: Event = field(default_factory=dict)
     latest: Event = field(default_factory=dict)
     activity: Event = field(default_factory=dict)
     end: Event = field(default_factory=dict)
+    performance: Event = field(default_factory=dict)
     last_checkpoint: Event = field(default_factory=dict)
     own_speeds: list[float] = field(default_factory=list)
     curves: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -140,6 +142,9 @@ class Summary:
     def _checkpoint(self, event: Event) -> None:
         self.checkpoints.append(event)
         self.last_checkpoint = event
+
+    def _performance_report(self, event: Event) -> None:
+        self.performance = event
 
     def _phase(self, event: Event) -> None:
         self.activity = event

@@ -3,6 +3,7 @@
 from drumline.config.environment import ClusterEnvironment
 from drumline.config.load import load_config, parse_config
 from drumline.config.modes import DDPConfig, MeshConfig, MeshShape, PipelineConfig, ShardedConfig
+from drumline.config.performance import PerformanceConfig
 from drumline.config.run import (
     CheckpointConfig,
     DistributedConfig,
@@ -30,6 +31,7 @@ __all__ = [
     "MeshShape",
     "Mode",
     "OptimizerConfig",
+    "PerformanceConfig",
     "PipelineConfig",
     "Precision",
     "RunConfig",

@@ -26,6 +26,7 @@ from drumline.config.modes import (
     PipelineConfig,
     ShardedConfig,
 )
+from drumline.config.performance import PerformanceConfig
 from drumline.config.section import Section, TaskConfig, task_config_class
 from drumline.config.stability import StabilityConfig
 from drumline.errors import ConfigError
@@ -289,6 +290,9 @@ class RunConfig(Section):
     logging: LoggingConfig = Field(LoggingConfig(), description="metric events and trackers")
     stability: StabilityConfig = Field(
         StabilityConfig(), description="what is watched, and what is done about it"
+    )
+    performance: PerformanceConfig = Field(
+        PerformanceConfig(), description="switches that make steps faster"
     )
     run_dir: Path | None = Field(None, description="the run directory; by default new in runs_dir")
     runs_dir: Path = Field(Path("runs"), description="folder of run directories")

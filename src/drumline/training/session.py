@@ -20,6 +20,7 @@ from drumline.run_directory import RunDirectory
 from drumline.training.balance import BalanceWatcher, NewShares
 from drumline.training.checkpoint import Checkpoint, CheckpointStore
 from drumline.training.optimizer import build_optimizer, learning_rate_factor, set_learning_rate
+from drumline.training.performance.in_trainer import Performance
 from drumline.training.precision import Arithmetic, LossScaler
 from drumline.training.source import ShareOfStep, Source, StepBatch
 from drumline.training.stability import Stability
@@ -61,6 +62,7 @@ class Session:
     checkpoints: CheckpointStore
     checkpointing: CheckpointWatcher
     watchers: list[Watcher]
+    performance: Performance
     metrics: dict[str, float] = field(default_factory=dict)
     metrics_step: int = -1
     learning_rate: float = 0.0
@@ -134,7 +136,7 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
     optimizer = build_optimizer(config.optimizer, model, strategy.build_optimizer)
     scaler, progress = arithmetic.scaler(), Progress()
     state = StateRegistry()
-    stability = Stability(config)
+    stability, performance = Stability(config), Performance(config.performance)
     parts_of_state: dict[str, Stateful] = {
         "progress": progress,
         "optimizer": OptimizerState(optimizer, strategy),
@@ -142,6 +144,7 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
         "source": source,
         "task": task,
         "stability": stability,
+        "performance": performance,
         "random": RandomStates(world.rank, world.control.gather),
     }
     for name, part in parts_of_state.items():
@@ -191,6 +194,7 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
         checkpoints=checkpoints,
         checkpointing=checkpointing,
         watchers=watchers,
+        performance=performance,
     )
     stability.attach(session)
     BalanceWatcher(config.distributed, world.device).attach(session)

@@ -114,16 +114,17 @@ class RandomStates:
 
     def state_dict(self) -> dict[str, Any]:
         """The states of every rank. All ranks must call this together."""
-        return {"ranks": self._gather(_random_state())}
+        return {"ranks": self._gather(random_state())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set this rank's state."""
         ranks = state["ranks"]
         if self._rank < len(ranks):
-            _set_random_state(ranks[self._rank])
+            set_random_state(ranks[self._rank])
 
 
-def _random_state() -> dict[str, Any]:
+def random_state() -> dict[str, Any]:
+    """The random states of this process; see `RandomStates`."""
     numpy_state: Any = np.random.get_state()
     numpy_kind, numpy_keys, numpy_position, has_gauss, gauss = numpy_state
     state = {
@@ -136,7 +137,8 @@ def _random_state() -> dict[str, Any]:
     return state
 
 
-def _set_random_state(state: dict[str, Any]) -> None:
+def set_random_state(state: dict[str, Any]) -> None:
+    """Take back what `random_state` gave."""
     torch.set_rng_state(state["torch"])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))

@@ -98,6 +98,7 @@ class Trainer:
                 opened(run)
             session = open_session(config, self.task, world, run)
             try:
+                session.performance.begin(session)
                 before, began = session.progress.samples, time.perf_counter()
                 stopped = self._loop(session, signals)
                 speed = (session.progress.samples - before) / (time.perf_counter() - began)

@@ -71,7 +71,13 @@ class MetricsWatcher(Watcher):
         self._sums: dict[str, torch.Tensor] = {}
         self._norm: torch.Tensor | None = None
         self._taken = self._own = 0
-        self._since = time.perf_counter()
+        self._since: float | None = None
+
+    def before_step(self, session: Session, batch: StepBatch) -> None:
+        """The clock runs from the first step on."""
+        del session, batch
+        if self._since is None:
+            self._since = time.perf_counter()
 
     def after_step(self, session: Session, batch: StepBatch, outcome: StepOutcome) -> None:
         """Add up; emit when it is time, or on the last step."""
@@ -86,7 +92,7 @@ class MetricsWatcher(Watcher):
             self._emit(session)
 
     def _emit(self, session: Session) -> None:
-        seconds = time.perf_counter() - self._since
+        seconds = time.perf_counter() - (self._since or 0.0)
         speaks = session.world.speaks  # others have the same sums
         local = {name: float(value) for name, value in self._sums.items() if speaks}
         ranks = session.world.control.gather((local, self._own / seconds if speaks else 0.0))

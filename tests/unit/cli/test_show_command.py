@@ -116,3 +116,33 @@ def test_a_stopped_run_says_how_to_go_on(
 ) -> None:
     made_run("mine-1").train(last=30).end("stopped", step=30)
     assert "drumline train --resume runs/mine-1" in shown(capsys, "mine")
+
+
+def test_performance_switches_are_a_table_with_graph_breaks(
+    made_run: type, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = made_run("fast")
+    breaks = [{"reason": "Tensor.item()", "where": "model.py:12", "times": 1}]
+    rows = [
+        {
+            "switch": "compile", "outcome": "applied", "reason": "it saves a lot",
+            "before_s": 0.2, "after_s": 0.15, "gain": 0.25, "deviation": 2e-6,
+            "details": {"graphs": 2, "graph_breaks": breaks},
+        },
+        {"switch": "cuda_graphs", "outcome": "not applicable", "reason": "only for CUDA devices"},
+    ]  # fmt: skip
+    made.log.emit(
+        "performance_report", rows=rows, before_s=0.2, after_s=0.15, gain=0.25, seconds=9.0
+    )
+    made.train().end("done")
+    text = shown(capsys, "fast")
+    (line,) = [line for line in text.splitlines() if line.strip().startswith("compile")]
+    assert line.split()[:2] == ["compile", "applied"]
+    for part in ("200 ms", "150 ms", "+25.0%", "2e-06", "it saves a lot"):
+        assert part in line
+    assert "graph break at model.py:12: Tensor.item()" in text
+    assert "Performance switches on: compile; a step takes 150 ms, before 200 ms" in text
+    assert as_json(capsys, "fast")["performance"]["rows"] == rows
+    made_run("plain").train().end("done")
+    assert "Performance" not in shown(capsys, "plain")
+    assert as_json(capsys, "plain")["performance"] is None

@@ -60,6 +60,7 @@ class Strategy(ABC):
         lockstep: Whether ranks wait for each other in every forward and backward. Unless the model
             is in stages, all of them must then run the same number of those.
         overlaps: Whether the last backward of a step may reduce gradients while it runs.
+        rewraps: Whether weights may change their layout in memory; see `rewrap`.
         primes: Whether a pass that sends gradients must come before the first that does not.
         stages: How many stages the model must be cut into, over all ranks. More than one: what
             `wrap` gives is a `Conveyor`, which is run and not called.
@@ -68,6 +69,7 @@ class Strategy(ABC):
     mode: ClassVar[Mode]
     lockstep: bool = False
     overlaps: bool = True
+    rewraps: bool = False
     primes: bool = False
     stages: int = 1
     model: nn.Module
@@ -90,6 +92,14 @@ class Strategy(ABC):
 
         Parameters must be equal on all ranks, except where the mode sends rank 0's.
         """
+
+    def rewrap(self) -> nn.Module:
+        """Wrap the model anew after its weights have changed their layout in memory.
+
+        Only where `rewraps`; all ranks call it together, between steps. Gives what a step calls
+        from now on.
+        """
+        raise NotImplementedError(f"mode {self.mode.value} fixes the layout of weights")
 
     def shares(self, shares: tuple[int, ...]) -> tuple[int, ...]:
         """What each rank works on, from the shares that were planned."""

@@ -1,6 +1,7 @@
 """How gradients are summed over ranks: each parameter on its own, packed if asked for."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -53,6 +54,13 @@ def packing_for(compression: str, size: int) -> Packing:
     return Narrow(torch.float16, size) if compression == "fp16" else Packing()
 
 
+@dataclass
+class Channel:
+    """The process group in which single gradients are summed; None is that of all collectives."""
+
+    group: dist.ProcessGroup | None = None
+
+
 def sum_gradients(
     parameters: Sequence[nn.Parameter],
     device: torch.device,
@@ -86,20 +94,21 @@ def sum_gradients(
         packing.unpack(packed, gradient)
 
 
-def communication_hook(config: DDPConfig, size: int) -> tuple[Any, Any]:
+def communication_hook(config: DDPConfig, size: int, channel: Channel) -> tuple[Any, Any]:
     """State and hook for DDP. All hooks give sums, not means."""
     if config.compression == "powersgd":
         # Two plain steps come first: error feedback and warm start cannot begin earlier.
         state = PowerSGDState(None, config.powersgd_rank, start_powerSGD_iter=2)
         return (state, size), _sum_low_rank
-    return packing_for(config.compression, size), _sum_each
+    return (packing_for(config.compression, size), channel), _sum_each
 
 
-def _sum_each(packing: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+def _sum_each(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Sum each parameter's gradient on its own; no division."""
+    packing, channel = state
     gradients = bucket.gradients()
     packed = [packing.pack(gradient) for gradient in gradients]
-    works = [dist.all_reduce(tensor, async_op=True) for tensor in packed]
+    works = [dist.all_reduce(tensor, group=channel.group, async_op=True) for tensor in packed]
     futures = [work.get_future() for work in works]
 
     def unpack(_: Any) -> Tensor:

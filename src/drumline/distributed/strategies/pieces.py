@@ -61,9 +61,13 @@ def whole(value: Any, *, keep: bool = True) -> Any:
 
 @torch.no_grad()
 def piece_like(value: Tensor, like: Tensor) -> Tensor:
-    """This rank's piece of a whole tensor, cut, placed and typed as `like`; a copy."""
+    """This rank's piece of a whole tensor, cut, placed and laid out in memory as `like`; a copy.
+
+    The layout matters: torch's fused Adam on the CPU takes weight and moments to have one, and
+    does not look.
+    """
     if not isinstance(like, DTensor):
-        return value.to(like.device, copy=True)
+        return torch.empty_like(like, dtype=value.dtype).copy_(value)
     here = like.to_local()
     return _assembled(value[where(like)].to(here.device, copy=True), like)
 

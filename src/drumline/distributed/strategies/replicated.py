@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from drumline.config import DistributedConfig, Mode
 from drumline.distributed.strategies.base import UNCUT, MakeOptimizer, Split, WholeModel
 from drumline.distributed.strategies.compression import (
+    Channel,
     Packing,
     communication_hook,
     packing_for,
@@ -36,7 +37,11 @@ _SYNC_BUFFERS = (
 
 
 class DataParallelReplicas(WholeModel):
-    """A replica on every rank. Ranks keep step only where a norm is taken over all of them."""
+    """A replica on every rank. Ranks keep step only where a norm is taken over all of them.
+
+    Attributes:
+        channel: Where gradients are summed; its group may be exchanged between steps.
+    """
 
     mode = Mode.DISTRIBUTED
 
@@ -44,6 +49,8 @@ class DataParallelReplicas(WholeModel):
         self.config, self.world = config, world
         self.overlaps = not config.ddp.delayed_all_reduce
         self.primes = config.ddp.static_graph  # DDP learns the graph in its first backward
+        self.rewraps = not config.ddp.static_graph
+        self.channel = Channel()
         self._packing: Packing = packing_for(config.ddp.compression, world.size)
         self._ddp: DistributedDataParallel | None = None
 
@@ -52,6 +59,14 @@ class DataParallelReplicas(WholeModel):
         del split
         self.lockstep = self.config.sync_batchnorm and synchronise_norms(model)
         self.model = model
+        return self._replicate(model)
+
+    def rewrap(self) -> nn.Module:
+        """A new DDP, whose buckets have the layout that the weights have now."""
+        self._ddp = None  # its hooks on the parameters go with it
+        return self._replicate(self.model)
+
+    def _replicate(self, model: nn.Module) -> DistributedDataParallel:
         device, buffers = self.world.device, self.config.sync_buffers
         flags: dict[str, Any] = {
             _SYNC_BUFFERS: keeps_statistics(model) if buffers is None else buffers
@@ -65,7 +80,9 @@ class DataParallelReplicas(WholeModel):
             static_graph=self.config.ddp.static_graph,
             **flags,
         )
-        self._ddp.register_comm_hook(*communication_hook(self.config.ddp, self.world.size))
+        self._ddp.register_comm_hook(
+            *communication_hook(self.config.ddp, self.world.size, self.channel)
+        )
         return self._ddp
 
     def build_optimizer(
@@ -84,7 +101,12 @@ class DataParallelReplicas(WholeModel):
 
     def reduce_gradients(self) -> None:
         """Sum parameter by parameter, as the hook does; one that no rank used keeps no gradient."""
-        sum_gradients(self.parameters(), self.world.device, packing=self._packing)
+        sum_gradients(
+            self.parameters(),
+            self.world.device,
+            group=self.channel.group,
+            packing=self._packing,
+        )
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The whole state; a sharded one is sent to rank 0, and empty elsewhere."""

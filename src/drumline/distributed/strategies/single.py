@@ -21,6 +21,7 @@ class SingleDevice(WholeModel):
     """Mode `none`: one device holds everything."""
 
     mode = Mode.NONE
+    rewraps = True
 
     def __init__(self, world: World | None = None) -> None:
         self.size = 1 if world is None else world.size
@@ -39,6 +40,10 @@ class SingleDevice(WholeModel):
         del split
         self.model = model
         return model
+
+    def rewrap(self) -> nn.Module:
+        """There is no wrapper."""
+        return self.model
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Nothing is ever sent."""

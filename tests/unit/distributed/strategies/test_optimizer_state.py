@@ -39,6 +39,28 @@ def test_loading_goes_by_name_and_copies() -> None:
     assert theirs.data_ptr() != optimizer.state[model[1].weight]["exp_avg"].data_ptr()
 
 
+def test_moments_take_the_layout_of_their_parameter() -> None:
+    """Torch's fused Adam on the CPU goes by position in memory, without looking at strides."""
+    weights = torch.randn(4, 3, 5, 5, dtype=torch.float64)
+    ends = []
+    for saved_layout in (torch.contiguous_format, torch.channels_last):
+        model = nn.Module()
+        model.weight = nn.Parameter(weights.clone(memory_format=torch.contiguous_format))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=True)
+        draw = torch.Generator().manual_seed(1)
+        for number in range(4):
+            if number == 2:
+                state = state_by_name(optimizer, model)
+                entries = state["state"]["weight"]
+                for key in ("exp_avg", "exp_avg_sq"):
+                    entries[key] = entries[key].contiguous(memory_format=saved_layout)
+                load_state(optimizer, model, state)
+            model.weight.grad = torch.randn(weights.shape, generator=draw, dtype=torch.float64)
+            optimizer.step()
+        ends.append(model.weight.detach())
+    assert torch.equal(*ends)
+
+
 def test_a_state_of_other_parameters_is_refused() -> None:
     model, optimizer = trained()
     state = state_by_name(optimizer, model)
