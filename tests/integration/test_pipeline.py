@@ -264,8 +264,8 @@ def test_what_cannot_be_a_pipeline_is_refused(trained: dict[str, Trained], name:
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", MESHES)
 def test_stages_on_gpus_train_as_the_whole_model_does(size: int, tmp_path: Path) -> None:
-    there = torch.cuda.device_count()
-    assert there >= size, f"this test needs {size} GPUs, and there are {there}"
+    if (there := torch.cuda.device_count()) < size:
+        pytest.skip(f"a mesh of {size} ranks needs as many GPUs, and there are {there}")
     models = {model for _, model, _ in MESHES[size]}
     found = launch(1, [run(tmp_path, f"none-{m}", m, NONE) for m in models], tmp_path, "nccl")
     found |= launch(size, meshes(tmp_path, size), tmp_path, "nccl")
