@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from drumline.errors import ConfigError, ConfigProblem
+
+if TYPE_CHECKING:
+    from drumline.config.run import RunConfig
 
 TASK_GROUP = "drumline.tasks"
 
@@ -42,6 +45,16 @@ class TaskConfig(Section):
         an epoch. More than 1 where the loss couples consecutive samples.
         """
         return 1
+
+    @property
+    def sets_length(self) -> bool:
+        """Whether the task's own keys say when a run ends, so that steps and epochs need not."""
+        return False
+
+    def problem_with(self, run: RunConfig) -> str | None:
+        """What in the other sections contradicts this one, with a remedy; None if nothing does."""
+        del run
+        return None
 
     def check(self) -> None:
         """Raise BadInput for what can be seen to be wrong before anything starts: a missing file,
