@@ -46,7 +46,8 @@ class Environments(ABC):
         observation_space: Its `size` is the number of features, F.
         action_space: Actions are int64 [E] for Discrete, int64 [E, choices] for MultiDiscrete, and
             floating point [E, size] for Box.
-        episode_limit: No episode is truncated before this many steps; None if that is not known.
+        episode_limit: Episodes are cut off after this many steps, and never before; None if that
+            is not known.
     """
 
     count: int
