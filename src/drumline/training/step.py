@@ -163,6 +163,8 @@ class StandardStep(Step):
         if not careful:
             return self._backwards(data, batch, index, overlap=True)
         sums: dict[str, dict[str, Tensor]] | None = None
+        if not batch.count:
+            self.strategy.absent()
         try:
             sums = self._backwards(data, batch, index, overlap=False)
         except (RuntimeError, MemoryError) as error:
