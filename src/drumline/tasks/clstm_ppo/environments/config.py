@@ -6,6 +6,7 @@ Needs no torch.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -76,8 +77,11 @@ class GymnasiumConfig(EnvironmentConfig):
             import gymnasium
         except ImportError:
             raise MissingPackage("gymnasium", "rl", "environment gymnasium") from None
+        module, _, name = self.id.rpartition(":")
         try:
-            gymnasium.spec(self.id)
+            if module:
+                import_module(module)
+            gymnasium.spec(name)
         except (gymnasium.error.Error, ImportError) as error:
             raise BadInput(
                 f"task.environment.id {self.id} is no environment here: "

@@ -49,8 +49,9 @@ class GymnasiumEnvironments(Environments):
         )
         self.observation_space = self._observed(self.vector.single_observation_space)
         self.action_space, self._first_option = _action_space(self.vector.single_action_space)
-        spec = gymnasium.spec(config.id)
-        self.episode_limit = spec.max_episode_steps
+        self.episode_limit = (
+            None if self.vector.spec is None else self.vector.spec.max_episode_steps
+        )
         self.seeds = torch.zeros(count, dtype=torch.int64)
         self.episodes = torch.zeros_like(self.seeds)
         self.elapsed = torch.zeros_like(self.seeds)
