@@ -2,9 +2,9 @@
 
     python benchmarks/learning_curves.py [--seeds 0,1,2] [--cases cartpole,pendulum] > curves.csv
 
-Each case is an example's config, on one process and on two with the same environments, and with the
-LSTM's state zeroed at every step. Every so often 100 episodes are played with the likeliest actions.
-Progress, and at the end a table of the last evaluations, go to standard error.
+Each case is an example's config, on one process and on two with the same environments, and with
+the LSTM's state zeroed at every step. Every so often 100 episodes are played with the likeliest
+actions. Progress, and at the end a table of the last evaluations, go to standard error.
 """
 
 from __future__ import annotations
