@@ -15,26 +15,23 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from drumline.distributed import World
 from drumline.errors import BadInput
 from drumline.planning.shares import cut_shares
-from drumline.tasks.clstm_ppo.advantages import advantages, discounted_returns
 from drumline.tasks.clstm_ppo.config import CLSTMPPOConfig
 from drumline.tasks.clstm_ppo.environments.build import build_environments
-from drumline.tasks.clstm_ppo.episodes import ended_episodes
 from drumline.tasks.clstm_ppo.exchange import gathered, own_part
-from drumline.tasks.clstm_ppo.minibatches import Sequences, minibatch_order, sequences_of
-from drumline.tasks.clstm_ppo.normalisers import RunningMoments, global_moments
+from drumline.tasks.clstm_ppo.experience import SUMS, Experience
+from drumline.tasks.clstm_ppo.minibatches import Sequences, minibatch_order
 from drumline.tasks.clstm_ppo.policy import Policy
 from drumline.tasks.clstm_ppo.progress import Counts
-from drumline.tasks.clstm_ppo.rollout import Actor, Rollout
+from drumline.tasks.clstm_ppo.rollout import Actor
 from drumline.training.noise import mixed
 from drumline.training.precision import Arithmetic
 from drumline.training.source import Cursor, ShareOfStep, Source, StepBatch
 
-ENVIRONMENT, NOISE, MINIBATCH, EVALUATION = range(4)
+ENVIRONMENT, NOISE, EVALUATION = range(3)
 """What a seed is mixed with, so that nothing shares its random numbers with anything else."""
 
 
@@ -61,14 +58,12 @@ class Collector(Source):
     ) -> None:
         self.config, self.seed, self.world = config, seed, world
         self.policy, self.arithmetic, self.episode_limit = policy, arithmetic, episode_limit
-        self.counts = Counts()
-        self.observed: RunningMoments | None = None
-        self.rewarded = RunningMoments(1, world.device)
+        self.experience = Experience(config, world)
         self.actor: Actor | None = None
-        self.sums: dict[str, Tensor] = {}
         self.sequences: Sequences | None = None
         self._loaded: dict[str, Any] | None = None
-        self._owned = (0, config.environments)
+        self._owned = (0, 0)
+        self._bounds: list[int] = []
         self._used = self._abandoned = False
         self._rollout = 0
 
@@ -103,6 +98,11 @@ class Collector(Source):
             )
         return None
 
+    @property
+    def counts(self) -> Counts:
+        """How far the run is in its environments."""
+        return self.experience.counts
+
     def abandon(self) -> None:
         """Leave out the rest of the present rollout's minibatches. All ranks call it together."""
         self._abandoned = True
@@ -110,16 +110,13 @@ class Collector(Source):
     def open(self, share: ShareOfStep, cursor: Cursor) -> Iterator[StepBatch]:
         """Minibatches from `cursor` on, until the budget is used up."""
         self._global_batch = share.global_batch
-        owned = cut_shares(self.config.environments, share.weights)
-        if 0 in owned:
-            raise BadInput(
-                f"{self.config.environments} environments cannot be shared by {len(owned)} ranks: "
-                f"rank {owned.index(0)} would have none.",
-                remedy=f"Set task.environments to {len(owned)} or more, or use fewer devices.",
-            )
-        first = sum(owned[: share.rank])
-        self._owned = (first, first + owned[share.rank])
-        self._bounds = [sum(owned[:rank]) for rank in range(len(owned) + 1)]
+        owned = _owned(self.config.environments, share.weights)
+        bounds = [sum(owned[:rank]) for rank in range(len(owned) + 1)]
+        if bounds != self._bounds:
+            if self.actor is not None and self._loaded is None:
+                self._loaded = self.state_dict()  # environments move to other ranks
+            self._bounds, self._owned = bounds, (bounds[share.rank], bounds[share.rank + 1])
+            self.close()
         self._prepare()
         there = self.sequences is not None and cursor.epoch == self._rollout and not self._abandoned
         if there:
@@ -179,70 +176,15 @@ class Collector(Source):
     def _collect(self) -> Sequences:
         """Roll out, and make of it what the loss takes. Collective."""
         assert self.actor is not None
-        if self.config.normalise.observations and self.observed is not None:
-            policy = self.policy()
-            policy.observation_mean.copy_(self.observed.mean)
-            policy.observation_scale.copy_(1 / self.observed.deviation())
-        rollout = self.actor.collect()
-        rewards = self._scaled_rewards(rollout)
-        if self.config.normalise.observations:
-            if self.observed is None:
-                self.observed = RunningMoments(rollout.observations.size(-1), self.world.device)
-            self.observed.update(rollout.observations, self.world)
-        found = advantages(
-            rewards,
-            rollout.values,
-            rollout.next_values,
-            rollout.terminated,
-            rollout.truncated,
-            self.config.gamma,
-            self.config.gae_lambda,
-        )
-        returns = found + rollout.values
-        self._count(rollout, found, returns)
-        if self.config.normalise.advantages:
-            _, mean, variance = global_moments(found.reshape(-1, 1).double(), self.world)
-            found = ((found - mean) / (variance.sqrt() + 1e-8)).to(found.dtype)
-        return sequences_of(rollout, self.config.granularity, found, returns)
-
-    def _scaled_rewards(self, rollout: Rollout) -> Tensor:
-        if not self.config.normalise.rewards:
-            return rollout.rewards
-        sums, self.sums["discounted"] = discounted_returns(
-            rollout.rewards.double(), rollout.ended, self.sums["discounted"], self.config.gamma
-        )
-        self.rewarded.update(sums.unsqueeze(-1), self.world)
-        bound = self.config.normalise.bound
-        scaled = rollout.rewards.double() / self.rewarded.deviation()
-        return scaled.clamp(-bound, bound).to(rollout.rewards.dtype)
-
-    def _count(self, rollout: Rollout, found: Tensor, returns: Tensor) -> None:
-        """Count steps and episodes of all ranks, and how well values foretold returns."""
-        ended = ended_episodes(
-            rollout.rewards, rollout.ended, self.sums["return"], self.sums["length"]
-        )
-        self.sums["return"], self.sums["length"] = ended.running_returns, ended.running_lengths
-        errors, wanted = found.double(), returns.double()
-        facts = torch.stack(
-            [
-                ended.number,
-                ended.return_sum,
-                ended.length_sum,
-                errors.sum(),
-                errors.square().sum(),
-                wanted.sum(),
-                wanted.square().sum(),
-            ]
-        )
-        self.counts.add(self.world.all_reduce(facts).tolist(), self.config.rollout_size)
+        self.experience.scale_observations(self.policy())
+        return self.experience.of(self.actor.collect())
 
     def _prepare(self) -> None:
         """Environments, an actor and its state for the environments this rank owns."""
         first, last = self._owned
         device, loaded = self.world.device, self._loaded
         numbers = torch.arange(first, last, device=device)
-        if self.actor is None or len(self.actor.noise_seeds) != last - first:
-            self.close()
+        if self.actor is None:
             environments = build_environments(
                 self.config.environment, last - first, device, self.arithmetic.weights
             )
@@ -256,10 +198,7 @@ class Collector(Source):
             )
             if loaded is None:
                 self.actor.reset(mixed(self.seed, ENVIRONMENT, numbers))
-                self.sums = {
-                    name: torch.zeros(last - first, dtype=torch.float64, device=device)
-                    for name in ("discounted", "return", "length")
-                }
+                self.experience.begin(last - first)
         if loaded is not None:
             self._take(loaded)
             self._loaded = None
@@ -269,26 +208,17 @@ class Collector(Source):
         left of a rollout. All ranks call it together.
         """
         assert self.actor is not None
-        state = self._scalars()
-        state["actor"] = gathered(self.actor.state_dict() | self._sums(), self.world, dim=0)
+        sums = {f"sum.{name}": value for name, value in self.experience.sums.items()}
+        state = self.experience.state_dict() | {
+            "steps_done": self.actor.steps_done,
+            "rollout": self._rollout,
+            "actor": gathered(self.actor.state_dict() | sums, self.world, dim=0),
+        }
         state["steps"] = state["states"] = None
         if self.sequences is not None and not (self._used or self._abandoned):
             state["steps"] = gathered(self.sequences.steps, self.world, dim=1)
             state["states"] = gathered(self.sequences.states, self.world, dim=0)
         return state
-
-    def _scalars(self) -> dict[str, Any]:
-        assert self.actor is not None
-        return {
-            "counts": self.counts.state_dict(),
-            "steps_done": self.actor.steps_done,
-            "rollout": self._rollout,
-            "observed": None if self.observed is None else self.observed.state_dict(),
-            "rewarded": self.rewarded.state_dict(),
-        }
-
-    def _sums(self) -> dict[str, Tensor]:
-        return {f"sum.{name}": value for name, value in self.sums.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave, once `open` says which environments are here."""
@@ -298,18 +228,11 @@ class Collector(Source):
         assert self.actor is not None
         first, last = self._owned
         device = self.world.device
-        self.counts.load_state_dict(state["counts"])
+        self.experience.load_state_dict(state)
         self._rollout = int(state["rollout"])
         self._used = self._abandoned = False
-        self.rewarded.load_state_dict(state["rewarded"])
-        self.observed = None
-        if state["observed"] is not None:
-            self.observed = RunningMoments(len(state["observed"]["mean"]), device)
-            self.observed.load_state_dict(state["observed"])
         mine = own_part(state["actor"], first, last, device, dim=0)
-        self.sums = {
-            name.removeprefix("sum."): mine.pop(name) for name in list(mine) if "sum." in name
-        }
+        self.experience.sums = {name: mine.pop(f"sum.{name}") for name in SUMS}
         self.actor.load_state_dict(mine, int(state["steps_done"]))
         self.sequences = None
         if state["steps"] is not None:
@@ -325,3 +248,21 @@ class Collector(Source):
         if self.actor is not None:
             self.actor.environments.close()
             self.actor = None
+
+
+def _owned(environments: int, weights: tuple[int, ...]) -> tuple[int, ...]:
+    """Environments of each rank, about in proportion to its share, and at least one.
+
+    Raises:
+        BadInput: If there are fewer environments than ranks.
+    """
+    ranks = len(weights)
+    if environments < ranks:
+        raise BadInput(
+            f"{environments} environments cannot be shared by {ranks} ranks: each needs one.",
+            remedy=f"Set task.environments to {ranks} or more, or use fewer devices.",
+        )
+    owned = cut_shares(environments, weights)
+    if 0 in owned:
+        owned = tuple(1 + more for more in cut_shares(environments - ranks, weights))
+    return owned

@@ -162,7 +162,7 @@ def test_going_on_after_a_rollout_was_left_out_begins_the_next() -> None:
 
 def test_more_ranks_than_environments_are_refused() -> None:
     collector, _ = collector_of(config_of(environments=2))
-    with pytest.raises(BadInput, match="rank 2 would have none"):
+    with pytest.raises(BadInput, match="cannot be shared by 3 ranks"):
         batches(collector, 1, weights=(1, 1, 1))
 
 
@@ -188,3 +188,10 @@ def _copied(state: Any) -> Any:
     if isinstance(state, torch.Tensor):
         return state.clone()
     return {k: _copied(v) for k, v in state.items()} if isinstance(state, dict) else state
+
+
+def test_every_rank_has_an_environment_however_small_its_share() -> None:
+    collector, _ = collector_of(config_of(normalise={"observations": False}))
+    (batch,) = batches(collector, 1, rank=1, weights=(31, 1))
+    assert sum(batch.counts) == 16
+    assert collector.actor is not None and collector.actor.environments.count == 1
