@@ -28,6 +28,14 @@ class Section(BaseModel):
         allow_inf_nan=False,
     )
 
+    @classmethod
+    def variant(cls, name: str) -> type[Section]:
+        """The class of the section whose key `name` says this; one class for all names, unless a
+        subclass knows of several.
+        """
+        del name
+        return cls
+
 
 class TaskConfig(Section):
     """What is trained. A task's own config derives from this and names its class.
@@ -38,6 +46,11 @@ class TaskConfig(Section):
 
     implementation: ClassVar[str] = ""
     name: str = Field(description="which task; its other keys depend on it")
+
+    @classmethod
+    def variant(cls, name: str) -> type[Section]:
+        """The config class of the task of that name."""
+        return task_config_class(name)
 
     @property
     def granularity(self) -> int:

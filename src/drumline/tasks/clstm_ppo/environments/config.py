@@ -6,6 +6,7 @@ Needs no torch.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from drumline.config import Section
 from drumline.config.section import import_object
-from drumline.errors import BadInput, MissingPackage
+from drumline.errors import BadInput, ConfigError, ConfigProblem, MissingPackage
 
 _HERE = "drumline.tasks.clstm_ppo.environments"
 NAMES = {
@@ -34,6 +35,11 @@ class EnvironmentConfig(Section):
 
     implementation: ClassVar[str] = ""
     name: str = Field(description="which environment; its other keys depend on it")
+
+    @classmethod
+    def variant(cls, name: str) -> type[Section]:
+        """The config class of the environment of that name."""
+        return environment_config_class(name)
 
     def check(self) -> None:
         """Raise BadInput for what can be seen to be wrong before anything starts. No torch."""
@@ -91,6 +97,29 @@ class GymnasiumConfig(EnvironmentConfig):
             ) from None
 
 
+def environment_config_class(name: str) -> type[EnvironmentConfig]:
+    """The config class of an environment: by its registered name, or as "module:Class".
+
+    Raises:
+        ConfigError: If there is none of that name, with the names there are.
+    """
+    path = NAMES.get(name, name)
+    if ":" not in path:
+        near = get_close_matches(name, NAMES, n=1, cutoff=0.4)
+        meant = f"Did you mean {near[0]}? " if near else ""
+        there = f"There are: {', '.join(sorted(NAMES))}, or module:Class."
+        raise _wrong(name, "no such environment", meant + there)
+    try:
+        found = import_object(path)
+    except (ImportError, AttributeError) as error:
+        remedy = "Give it as module:Class, from an installed package or a folder on PYTHONPATH."
+        raise _wrong(name, f"cannot be imported ({error})", remedy) from error
+    if not (isinstance(found, type) and issubclass(found, EnvironmentConfig)):
+        base = f"{EnvironmentConfig.__module__}.{EnvironmentConfig.__name__}"
+        raise _wrong(name, "is no environment", f"It must name a subclass of {base}.")
+    return found
+
+
 def environment_config(value: Any) -> Any:
     """The config that a mapping with `name` asks for; anything else as it is, to be refused.
 
@@ -99,28 +128,15 @@ def environment_config(value: Any) -> Any:
     """
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return value
-    name = str(value["name"])
-    path = NAMES.get(name, name)
-    if ":" not in path:
-        known = ", ".join(sorted(NAMES))
-        raise PydanticCustomError(
-            "environment_name",
-            "there is no environment {name}; there are {known}, or module:Class",
-            {"name": name, "known": known},
-        )
     try:
-        found = import_object(path)
-    except (ImportError, AttributeError) as error:
+        found = environment_config_class(value["name"])
+    except ConfigError as error:  # so that it is listed with the problems of other keys
+        problem = error.problems[0]
         raise PydanticCustomError(
-            "environment_name",
-            "{path} cannot be imported ({why})",
-            {"path": path, "why": str(error)},
+            "environment_name", "{what}", {"what": problem.what, "remedy": problem.remedy}
         ) from error
-    if not (isinstance(found, type) and issubclass(found, EnvironmentConfig)):
-        raise PydanticCustomError(
-            "environment_name",
-            "{path} is no subclass of drumline.tasks.clstm_ppo.environments.config."
-            "EnvironmentConfig",
-            {"path": path},
-        )
     return found.model_validate(value)
+
+
+def _wrong(name: str, what: str, remedy: str) -> ConfigError:
+    return ConfigError("The config", [ConfigProblem("task.environment.name", name, what, remedy)])
