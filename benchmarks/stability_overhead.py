@@ -76,7 +76,7 @@ def block(session: Session, steps: int) -> float:
     began = clock()
     for _ in range(steps):
         batch = next(session.batches)
-        session.schedule()
+        session.schedule(batch)
         for watcher in session.watchers:
             watcher.before_step(session, batch)
         outcome = session.step.take(batch, progress.step)

@@ -27,6 +27,15 @@ def test_ten_samples_over_four_ranks_are_exactly_ten(tmp_path: Path) -> None:
     assert halves[0] != halves[1]
 
 
+def test_an_empty_share_right_after_the_first_overlapped_step(tmp_path: Path) -> None:
+    """In the forward after its first reducing backward DDP agrees on its buckets, a collective: a
+    rank without samples then must take part in it, too. The third step is the first to overlap.
+    """
+    options = {"config": {"epochs": 1, "global_batch": 3}, "samples": 10}
+    ended = run_to_end(script("regression.py", "cpu:3", options), tmp_path).succeeded()
+    assert ended.event("run_ended")["samples"] == 10
+
+
 def seen(folder: Path, rank: int) -> list[list[int]]:
     """Sample ids of a rank, step by step."""
     text = (folder / "ids" / f"4-0-{rank}.txt").read_text()

@@ -15,6 +15,7 @@ from drumline.cli.lazy import LazyGroup
 from drumline.cli.main import app
 from drumline.config import parse_config
 from drumline.config.describe import describe_config
+from drumline.config.section import task_names
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -82,7 +83,7 @@ def test_commands_parse(where: str, command: str) -> None:
         asked = {word.partition("=")[0] for word in words if word.startswith("-")}
         assert asked <= known, f"{where}: {command}"
     keys = [word.partition("=")[0] for word in words if re.fullmatch(r"[\w.]+=\S*", word)]
-    config_keys = {key.name for key in describe_config("sae")}
+    config_keys = {key.name for task in task_names() for key in describe_config(task)}
     assert set(keys) <= config_keys | {"key"}, f"{where}: {command}"
 
 

@@ -95,7 +95,7 @@ def _take_steps(session: Session, steps: int) -> None:
     batches = session.source.open(session.share, session.progress.cursor)
     for index in range(steps):
         batch = next(batches)
-        session.schedule()
+        session.schedule(batch)
         session.step.take(batch, index)
         session.progress.step += 1
 

@@ -93,7 +93,7 @@ def _take_steps(session: Session, batches: Iterator[StepBatch], count: int) -> l
 
 
 def _take(session: Session, batch: StepBatch) -> None:
-    session.schedule()
+    session.schedule(batch)
     outcome = session.step.take(batch, session.progress.step)
     session.progress.step += 1
     session.progress.samples += batch.global_count

@@ -25,7 +25,7 @@ from drumline.planning.workload import Exchange
 from drumline.run_directory import RunDirectory
 from drumline.training.batches import narrow, to_device
 from drumline.training.precision import Arithmetic
-from drumline.training.session import Session, open_session
+from drumline.training.session import Session, open_session, run_length
 from drumline.training.source import MapSource
 
 RESULT = "calibration.json"
@@ -139,12 +139,10 @@ def _exchange(session: Session, order: list[int]) -> Exchange:
 
 def _steps(config: RunConfig, session: Session) -> int:
     """Steps of the run as the user gave it."""
-    if config.steps:
-        return config.steps
     source = copy(session.source)
     if isinstance(source, MapSource):
         source.epoch_end = config.epoch_end
-    return source.steps_in_epochs(config.epochs or 1, config.global_batch)
+    return run_length(config, source)
 
 
 def _all_reduce(world: World, group: Any, gradient_bytes: list[int]) -> dict[str, float]:

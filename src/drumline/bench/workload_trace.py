@@ -42,6 +42,7 @@ from drumline.events import EventLog
 from drumline.planning.workload import Exchange, Workload
 from drumline.training.optimizer import build_optimizer
 from drumline.training.precision import Arithmetic
+from drumline.training.session import run_length
 from drumline.training.source import Cursor, ShareOfStep, Source
 from drumline.training.task import Losses, Setup, Task
 
@@ -149,7 +150,7 @@ def _trace(config: RunConfig, *, fake: bool) -> Workload:
         kernels_per_step=update.kernels,
         sample_bytes=sum(leaf.numel() * leaf.element_size() for leaf in leaves) / many,
         parameters=sum(p.numel() for p in parameters),
-        steps=config.steps or source.steps_in_epochs(config.epochs or 1, config.global_batch),
+        steps=run_length(config, source),
         exchange=_exchange(config, parameters, losses),
         method="traced under fake tensors" if fake else "traced with real tensors, few samples",
     )

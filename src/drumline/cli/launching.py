@@ -81,6 +81,16 @@ class ExportRequest:
     checkpoint: str
 
 
+@dataclass(frozen=True)
+class EvaluateRequest:
+    """What `drumline evaluate` asks for. `checkpoint` is "best", "last" or a step."""
+
+    run: Path
+    overrides: list[str]
+    gpus: str
+    checkpoint: str
+
+
 def train(
     config: RunConfig, follower: Follower, *, dry_run: bool = False, resume: bool = False
 ) -> Outcome:
@@ -160,6 +170,17 @@ def export(request: ExportRequest) -> Outcome:
     checkpoint = CheckpointStore(run.checkpoints_path, config.checkpoint).choose(request.checkpoint)
     export_sae(checkpoint.weights_path, config.task, request.format, request.out)
     return Outcome("done", path=request.out, values={"step": checkpoint.step})
+
+
+def evaluate(request: EvaluateRequest) -> Outcome:
+    """Evaluate a checkpoint of a run, in this process."""
+    from drumline.config import load_config
+    from drumline.training.evaluate import evaluate_run
+
+    run = RunDirectory.open(request.run)
+    config = load_config(run.config_path, [*request.overrides, f"devices={request.gpus}"])
+    found = evaluate_run(run, config, request.checkpoint)
+    return Outcome("done", path=run.path, metrics=found.metrics, values={"step": found.step})
 
 
 def demo(out: Path, gpus: str, follower: Follower) -> Outcome:

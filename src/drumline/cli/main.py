@@ -34,6 +34,7 @@ class Commands(LazyGroup):
         "estimate": Entry(
             "drumline.cli.estimate", "Predict speed, time and cost on several numbers of devices."
         ),
+        "evaluate": Entry("drumline.cli.evaluate", "Evaluate a checkpoint of a run."),
         "run": Entry("drumline.cli.run", "Run your own script, one process per device."),
         "demo": Entry("drumline.cli.demo", "Train an SAE on a real language model, start to end."),
         "check": Entry("drumline.cli.check", "Check whether training will work on this machine."),

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from drumline.config.run import RunConfig
-from drumline.config.section import TaskConfig, task_config_class
+from drumline.config.section import Section, task_config_class
 from drumline.errors import BadInput, ConfigError, ConfigProblem
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -27,6 +27,11 @@ _TYPES = {
     "string": "a text",
     "tuple": "a list such as [1, 2]",
 }
+_OTHER_NAMES = {
+    "batch_size": "Use global_batch, samples of a step over all devices together, or micro_batch, "
+    "samples of one forward on one device.",
+}
+"""What other programs call a key, and ours that may be meant."""
 _OTHER_REMEDIES = {
     "finite_number": "Give a finite number.",
     "invalid_key": "Keys are texts.",
@@ -97,7 +102,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of `data` with dotted `key=value` overrides; values are read as YAML."""
+    """A copy of `data` with dotted `key=value` overrides; values are read as YAML.
+
+    A key that only the task knows may leave out `task.`.
+    """
     result: dict[str, Any] = json.loads(json.dumps(data, default=str))
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -106,7 +114,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
                 f"The override {override!r} is not of the form key=value.",
                 remedy="For example: optimizer.lr=1e-3",
             )
-        *parents, last = key.split(".")
+        *parents, last = _whole_name(key, result).split(".")
         place = result
         for parent in parents:
             if not isinstance(place.get(parent), dict):
@@ -119,17 +127,30 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
     return result
 
 
+def _whole_name(key: str, data: dict[str, Any]) -> str:
+    """A key with `task.` before it, if the task of `data` has it and a RunConfig has not."""
+    first, task = key.partition(".")[0], data.get("task")
+    if first in RunConfig.model_fields or not isinstance(task, dict) or "name" not in task:
+        return key
+    try:
+        known = task_config_class(str(task["name"])).model_fields
+    except ConfigError:  # which comes up when the whole is checked
+        return key
+    return f"task.{key}" if first in known else key
+
+
 def _problem(model: type[BaseModel], data: dict[str, Any], error: dict[str, Any]) -> ConfigProblem:
     location = list(error["loc"])
     value = None if isinstance(error["input"], dict) else error["input"]
     kind = error["type"]
-    if kind == "task_name":
+    if kind in ("task_name", "environment_name"):
         location, value = [*location, "name"], error["input"]["name"]
     key = ".".join(map(str, location)) or "config"
     if kind == "extra_forbidden":
         known = _known_keys(model, data, location[:-1])
         near = get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
         remedy = f"Did you mean {near[0]}?" if near else f"Known keys: {', '.join(sorted(known))}."
+        remedy = _OTHER_NAMES.get(key, remedy)
         return ConfigProblem(key, error["input"], "unknown key", remedy)
     if kind == "missing":
         return ConfigProblem(key, None, "is missing", "Give it in the file or as an override.")
@@ -162,12 +183,11 @@ def _known_keys(model: type[BaseModel], data: dict[str, Any], location: list[Any
     place: Any = data
     for part in location:
         place = place.get(part) if isinstance(place, dict) else None
-        if part == "task" and section is RunConfig and isinstance(place, dict):
-            section = task_config_class(str(place["name"])) if "name" in place else TaskConfig
-            continue
         field = section.model_fields.get(part) if _is_model(section) else None
         if field is not None:
             section = _model_of(field.annotation) or section
+            if isinstance(place, dict) and "name" in place and issubclass(section, Section):
+                section = section.variant(str(place["name"]))
     return list(section.model_fields) if _is_model(section) else []
 
 

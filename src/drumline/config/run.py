@@ -299,9 +299,20 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _lengths(self) -> RunConfig:
-        if (self.steps is None) == (self.epochs is None):
-            given = "both were given" if self.steps else "neither was given"
-            raise ValueError(f"give either steps or epochs; {given}")
+        own = self.task is not None and self.task.sets_length
+        given = (self.steps is not None) + (self.epochs is not None)
+        if own and given:
+            raise ValueError("the task's own keys say when it ends: leave out steps and epochs")
+        if not own and given != 1:
+            what = "both were given" if given else "neither was given"
+            raise ValueError(f"give either steps or epochs; {what}")
+        return self
+
+    @model_validator(mode="after")
+    def _task_fits(self) -> RunConfig:
+        problem = None if self.task is None else self.task.problem_with(self)
+        if problem:
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

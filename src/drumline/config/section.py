@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from drumline.errors import ConfigError, ConfigProblem
+
+if TYPE_CHECKING:
+    from drumline.config.run import RunConfig
 
 TASK_GROUP = "drumline.tasks"
 
@@ -25,6 +28,14 @@ class Section(BaseModel):
         allow_inf_nan=False,
     )
 
+    @classmethod
+    def variant(cls, name: str) -> type[Section]:
+        """The class of the section whose key `name` says this; one class for all names, unless a
+        subclass knows of several.
+        """
+        del name
+        return cls
+
 
 class TaskConfig(Section):
     """What is trained. A task's own config derives from this and names its class.
@@ -36,12 +47,27 @@ class TaskConfig(Section):
     implementation: ClassVar[str] = ""
     name: str = Field(description="which task; its other keys depend on it")
 
+    @classmethod
+    def variant(cls, name: str) -> type[Section]:
+        """The config class of the task of that name."""
+        return task_config_class(name)
+
     @property
     def granularity(self) -> int:
         """Shares and micro-batches are whole multiples of this many samples, except at the end of
         an epoch. More than 1 where the loss couples consecutive samples.
         """
         return 1
+
+    @property
+    def sets_length(self) -> bool:
+        """Whether the task's own keys say when a run ends, so that steps and epochs need not."""
+        return False
+
+    def problem_with(self, run: RunConfig) -> str | None:
+        """What in the other sections contradicts this one, with a remedy; None if nothing does."""
+        del run
+        return None
 
     def check(self) -> None:
         """Raise BadInput for what can be seen to be wrong before anything starts: a missing file,

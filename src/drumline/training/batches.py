@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from typing import Any
 
@@ -9,10 +10,30 @@ import torch
 from torch import Tensor
 
 
+class Samples(ABC):
+    """Samples that are more than rows of tensors, such as sequences with their first states. They
+    say themselves how they are moved and cut.
+    """
+
+    @abstractmethod
+    def to(self, device: torch.device) -> Samples:
+        """The samples on a device."""
+
+    @abstractmethod
+    def narrow(self, start: int, length: int) -> Samples:
+        """The samples start..start+length-1, as views."""
+
+    @abstractmethod
+    def clone(self) -> Samples:
+        """Copies that hold no more memory than they show."""
+
+
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with all its tensors on a device."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
+    if isinstance(batch, Samples):
+        return batch.to(device)
     return _map(batch, lambda item: to_device(item, device))
 
 
@@ -22,6 +43,8 @@ def narrow(batch: Any, start: int, length: int) -> Any:
     """
     if isinstance(batch, Tensor):
         return batch.narrow(0, start, length)
+    if isinstance(batch, Samples):
+        return batch.narrow(start, length)
     plain = isinstance(batch, list | tuple) and not hasattr(batch, "_fields")
     if plain and batch and not _holds_tensors(batch):
         return type(batch)(batch[start : start + length])
@@ -30,7 +53,7 @@ def narrow(batch: Any, start: int, length: int) -> Any:
 
 def cloned(batch: Any) -> Any:
     """The batch with copies of its tensors, which hold no more memory than they show."""
-    return batch.clone() if isinstance(batch, Tensor) else _map(batch, cloned)
+    return batch.clone() if isinstance(batch, Tensor | Samples) else _map(batch, cloned)
 
 
 def layout(batch: Any) -> Hashable:

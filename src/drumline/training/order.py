@@ -77,6 +77,11 @@ def mix(*numbers: int) -> int:
     return value
 
 
+def signed(number: int) -> int:
+    """A number modulo 2^64, as an int64 holds it."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
 def _splitmix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). Overflow is intended."""
     values = values + np.uint64(0x9E3779B97F4A7C15)

@@ -77,10 +77,14 @@ class Session:
         self.batches = iter(())  # what was read ahead goes before more is read
         self.batches = self.source.open(self.share, self.progress.cursor)
 
-    def next_batch(self) -> StepBatch:
-        """The batch at the progress's cursor: an epoch's first in the shares that are coming."""
+    def next_batch(self) -> StepBatch | None:
+        """The batch at the progress's cursor: an epoch's first in the shares that are coming. None
+        if the source has ended.
+        """
         began = time.perf_counter()
-        batch = next(self.batches)
+        batch = next(self.batches, None)
+        if batch is None:
+            return None
         if self.coming is not None and batch.epoch != self.epoch:
             self.reshare(self.coming)
             batch = next(self.batches)
@@ -115,9 +119,10 @@ class Session:
                 reason=new.reason,
             )
 
-    def schedule(self) -> None:
+    def schedule(self, batch: StepBatch) -> None:
         """Set the learning rate of the step to come."""
-        factor = learning_rate_factor(self.config.schedule, self.progress.step, self.steps)
+        step = self.progress.step if batch.planned is None else batch.planned
+        factor = learning_rate_factor(self.config.schedule, step, self.steps)
         self.learning_rate = self.config.optimizer.lr * factor
         set_learning_rate(self.optimizer, self.learning_rate)
 
@@ -188,7 +193,7 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
             world.data_rank, shares, config.global_batch, task.granularity, config.data_workers
         ),
         step=task.build_step(parts) or _default_step(parts),
-        steps=config.steps or source.steps_in_epochs(config.epochs or 1, config.global_batch),
+        steps=run_length(config, source),
         state=state,
         progress=progress,
         checkpoints=checkpoints,
@@ -200,6 +205,12 @@ def open_session(config: RunConfig, task: Task, world: World, run: RunDirectory)
     BalanceWatcher(config.distributed, world.device).attach(session)
     _announce(session, parts.micro_batch, None if resumed is None else resumed.path)
     return session
+
+
+def run_length(config: RunConfig, source: Source) -> int:
+    """Steps of a run, at most."""
+    planned = config.steps or source.planned_steps(config.global_batch)
+    return planned or source.steps_in_epochs(config.epochs or 1, config.global_batch)
 
 
 def _spread_model(

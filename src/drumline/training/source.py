@@ -63,6 +63,8 @@ class StepBatch:
         first: Position of this rank's first sample within the step.
         cursor: Where the source stands once this step is taken.
         epoch: The epoch the step began in.
+        planned: Number of the step as the run was planned, where a source leaves steps out; the
+            learning rate is a function of it. None: the number of steps before it.
     """
 
     data: Any
@@ -72,6 +74,7 @@ class StepBatch:
     first: int
     cursor: Cursor
     epoch: int
+    planned: int | None = None
 
 
 class Source(ABC):
@@ -85,11 +88,21 @@ class Source(ABC):
 
     @abstractmethod
     def open(self, share: ShareOfStep, cursor: Cursor) -> Iterator[StepBatch]:
-        """Batches from `cursor` on, without end, for one rank."""
+        """Batches from `cursor` on for one rank. If they end, they do so on all ranks together,
+        and the run is done.
+        """
 
     @abstractmethod
     def steps_in_epochs(self, epochs: int, global_batch: int) -> int:
         """How many steps `epochs` passes over the data take."""
+
+    def planned_steps(self, global_batch: int) -> int | None:
+        """How many steps a run takes at most, where the task's own keys say so; else None."""
+        del global_batch
+        return None
+
+    def close(self) -> None:
+        """Let go of processes and the like, once the run has ended."""
 
     def state_dict(self) -> dict[str, Any]:
         """What the source must remember besides the cursor (an environment's state, say)."""

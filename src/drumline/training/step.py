@@ -163,6 +163,8 @@ class StandardStep(Step):
         if not careful:
             return self._backwards(data, batch, index, overlap=True)
         sums: dict[str, dict[str, Tensor]] | None = None
+        if not batch.count:
+            self.strategy.absent()
         try:
             sums = self._backwards(data, batch, index, overlap=False)
         except (RuntimeError, MemoryError) as error:
@@ -251,7 +253,8 @@ class StandardStep(Step):
                 name: torch.zeros(shape, dtype=dtype, device=self.world.device)
                 for name, (shape, dtype) in known.items()
             }
-        return {name: self.world.all_reduce(local[name]) for name in sorted(local)}
+        # A copy: what a task sums may be one of its metrics, too, and those are this rank's own.
+        return {name: self.world.all_reduce(local[name].clone()) for name in sorted(local)}
 
     def _first_bad_parameter(self, loss: float) -> str:
         name = self.strategy.first_bad_gradient()

@@ -110,18 +110,22 @@ class Trainer:
             finally:
                 for watcher in session.watchers:
                     watcher.close()
+                session.source.close()
                 session.strategy.teardown()
                 session.events.close()
 
     def _loop(self, session: Session, signals: StopSignals) -> bool:
-        """Step by step to the end; True if a signal stopped it before."""
+        """Step by step to the end, of the steps or of the source; True if a signal stopped it."""
         control, progress = session.world.control, session.progress
         session.open_source()
         resumed_at = progress.step
         while progress.step < session.steps:
             ballot = control.call(stop=signals.number)
             batch = session.next_batch()
-            session.schedule()
+            if batch is None:
+                ballot.result()
+                return False
+            session.schedule(batch)
             for watcher in session.watchers:
                 watcher.before_step(session, batch)
             outcome = session.step.take(batch, progress.step)
@@ -148,7 +152,7 @@ class Trainer:
             status="stopped" if stopped else "done",
             message=f"stopped at step {progress.step} of {session.steps}; resume to go on"
             if stopped
-            else f"{session.steps} steps done",
+            else f"{progress.step} steps done",
             step=progress.step,
             samples=progress.samples,
             seconds=round(time.perf_counter() - session.began, 3),

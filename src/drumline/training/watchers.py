@@ -71,6 +71,7 @@ class MetricsWatcher(Watcher):
         self._sums: dict[str, torch.Tensor] = {}
         self._norm: torch.Tensor | None = None
         self._taken = self._own = 0
+        self._pending = False
         self._since: float | None = None
 
     def before_step(self, session: Session, batch: StepBatch) -> None:
@@ -87,8 +88,14 @@ class MetricsWatcher(Watcher):
             for name, value in outcome.sums.items():
                 self._sums[name] = self._sums[name] + value if name in self._sums else value
         self._own += batch.count
+        self._pending = True
         step = session.progress.step
         if step % self.every == 0 or step == session.steps:
+            self._emit(session)
+
+    def at_end(self, session: Session) -> None:
+        """Emit what a source that ended early has left."""
+        if self._pending:
             self._emit(session)
 
     def _emit(self, session: Session) -> None:
@@ -117,6 +124,7 @@ class MetricsWatcher(Watcher):
                 loss_scale=session.scaler.scale,
             )
         self._sums, self._norm, self._taken, self._own = {}, None, 0, 0
+        self._pending = False
         self._since = time.perf_counter()
 
 

@@ -347,7 +347,7 @@ print("equal")
 
 def test_memory_that_really_runs_out_halves_and_changes_no_result(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", REALLY_OUT_OF_MEMORY, str(Path(__file__).parent), str(tmp_path)],
+        [sys.executable, "-c", REALLY_OUT_OF_MEMORY, str(Path(__file__).parents[1]), str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,

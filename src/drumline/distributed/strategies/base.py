@@ -122,6 +122,11 @@ class Strategy(ABC):
         A rank whose share was empty takes part with zeros.
         """
 
+    def absent(self) -> None:
+        """A rank whose share is empty says so instead of a forward, where forwards of the others
+        are about to exchange something.
+        """
+
     @contextmanager
     def idle(self) -> Iterator[None]:
         """Within it a pass only keeps step with the other ranks: no buffer is changed by it."""

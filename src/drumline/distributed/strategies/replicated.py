@@ -99,6 +99,11 @@ class DataParallelReplicas(WholeModel):
         context: AbstractContextManager[None] = self._ddp.no_sync()
         return context
 
+    def absent(self) -> None:
+        """DDP agrees on its buckets in the forward that follows its first reducing backward."""
+        assert self._ddp is not None
+        self._ddp.reducer._rebuild_buckets()
+
     def reduce_gradients(self) -> None:
         """Sum parameter by parameter, as the hook does; one that no rank used keeps no gradient."""
         sum_gradients(

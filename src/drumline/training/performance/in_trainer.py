@@ -75,8 +75,8 @@ class Performance:
 
     def _choose(self, session: Session, began: float) -> Report:
         control = session.world.control
-        session.schedule()
         batches = coming_batches(session, self.rules.compared_steps)
+        session.schedule(batches[0])
         refusal = why_not(session, batches)
         if refusal is not None:
             rows = (Row("all", Outcome.NOT_APPLICABLE, refusal),)

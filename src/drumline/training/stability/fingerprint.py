@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from drumline.training.order import signed
+
 CHUNK = 1 << 20
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, odd: spreads positions over all bits
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -44,11 +46,6 @@ def replicated(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that this rank holds whole, by name."""
     named = model.named_parameters()
     return {n: p for n, p in named if not isinstance(p, DTensor) and not p.is_meta}
-
-
-def signed(number: int) -> int:
-    """A number modulo 2^64, as an int64 holds it."""
-    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -1,0 +1,108 @@
+"""Environments whose state is tensors: time limits, new episodes and randomness in one place.
+
+A subclass brings three pure functions: the first state of an episode from uniform numbers, what an
+action does to a state, and what is seen of it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from drumline.tasks.clstm_ppo.environments.interface import Environments, Transition
+from drumline.training.noise import uniform
+
+State = dict[str, Tensor]
+"""Tensors by name, environments in dim 0."""
+
+
+class TensorEnvironments(Environments):
+    """Many environments as one set of tensors; a step has no Python for each of them.
+
+    The numbers an episode begins with are a function of (seed, episode), so environments end
+    their episodes independently of each other.
+
+    Args:
+        count: How many.
+        device: Where the tensors are.
+        dtype: Of states, observations and rewards.
+        episode_limit: Steps after which an episode is cut off; None: never.
+    """
+
+    draws: int
+    """Uniform numbers that the first state of an episode is made from."""
+
+    def __init__(
+        self, count: int, device: torch.device, dtype: torch.dtype, episode_limit: int | None
+    ) -> None:
+        self.count, self.device, self.dtype = count, device, dtype
+        self.episode_limit = episode_limit
+        self.seeds = torch.zeros(count, dtype=torch.int64, device=device)
+        self.episodes = torch.zeros_like(self.seeds)
+        self.elapsed = torch.zeros_like(self.seeds)
+        self.state: State = {}
+
+    @abstractmethod
+    def first(self, uniforms: Tensor) -> State:
+        """The first state of an episode, from numbers in [0, 1), [E, draws]."""
+
+    @abstractmethod
+    def advance(self, state: State, actions: Tensor) -> tuple[State, Tensor, Tensor]:
+        """The next state, rewards [E], and whether the episode is over [E], bool."""
+
+    @abstractmethod
+    def observe(self, state: State) -> Tensor:
+        """What the policy sees, [E, F]."""
+
+    def reset(self, seeds: Tensor) -> Tensor:
+        """Begin the first episode of every environment."""
+        self.seeds = seeds.to(self.device, copy=True)
+        self.episodes = torch.zeros_like(self.seeds)
+        self.elapsed = torch.zeros_like(self.seeds)
+        self.state = self.first(self._uniforms())
+        return self.observe(self.state)
+
+    def step(self, actions: Tensor) -> Transition:
+        """Act, and begin new episodes where one ended."""
+        state, rewards, terminated = self.advance(self.state, actions)
+        self.elapsed = self.elapsed + 1
+        truncated = torch.zeros_like(terminated)
+        if self.episode_limit is not None:
+            truncated = self.elapsed >= self.episode_limit
+        seen = final = self.observe(state)
+        done = terminated | truncated
+        # On the CPU looking is cheaper than working; on a GPU it would be a wait.
+        if self.device.type != "cpu" or bool(done.any()):
+            state = self._begin_anew(state, done)
+            seen = self.observe(state)
+        self.state = state
+        return Transition(seen, rewards, terminated, truncated, final)
+
+    def _begin_anew(self, state: State, done: Tensor) -> State:
+        self.episodes = self.episodes + done
+        self.elapsed = torch.where(done, 0, self.elapsed)
+        fresh = self.first(self._uniforms())
+        return {name: where_rows(done, fresh[name], old) for name, old in state.items()}
+
+    def _uniforms(self) -> Tensor:
+        return uniform(self.seeds, self.episodes, numbers=self.draws).to(self.dtype)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Seeds, episode numbers, steps within the episode, and the state."""
+        own = {"seeds": self.seeds, "episodes": self.episodes, "elapsed": self.elapsed}
+        return own | {f"state.{name}": tensor for name, tensor in self.state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state_dict` gave."""
+        there = {name: tensor.to(self.device, copy=True) for name, tensor in state.items()}
+        self.seeds, self.episodes = there.pop("seeds"), there.pop("episodes")
+        self.elapsed = there.pop("elapsed")
+        self.state = {name.removeprefix("state."): tensor for name, tensor in there.items()}
+
+
+def where_rows(rows: Tensor, chosen: Tensor, other: Tensor) -> Tensor:
+    """`chosen` in the rows (dim 0) where `rows` is true, `other` elsewhere; any further dims."""
+    return torch.where(rows.view(-1, *[1] * (chosen.dim() - 1)), chosen, other)

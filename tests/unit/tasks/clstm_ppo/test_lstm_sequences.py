@@ -1,0 +1,118 @@
+"""An LSTM over sequences with episode cuts: all ways against one step after the other."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from drumline.tasks.clstm_ppo.sequences import (
+    Cuts,
+    Recurrent,
+    Way,
+    _find_pieces,
+    _masked_loop,
+    find_cuts,
+)
+
+STEPS, COUNT, INPUTS, HIDDEN, LAYERS = 17, 6, 3, 5, 2
+Run = Callable[[Recurrent, Tensor, Tensor, Tensor], Tensor]
+
+
+def made(dtype: torch.dtype = torch.float64) -> tuple[Recurrent, Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    lstm = Recurrent(INPUTS, HIDDEN, LAYERS).to(dtype)
+    for parameter in lstm.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    inputs = torch.randn(STEPS, COUNT, INPUTS, dtype=dtype)
+    starts = torch.rand(STEPS, COUNT) < 0.2
+    starts[:, 2] = False
+    starts[0, 1], starts[-1, 3] = True, True
+    return lstm, inputs, starts, torch.randn(COUNT, LAYERS, 2, HIDDEN, dtype=dtype)
+
+
+def step_by_step(lstm: Recurrent, inputs: Tensor, starts: Tensor, state: Tensor) -> Tensor:
+    found = []
+    for step in range(STEPS):
+        state = state * (~starts[step]).view(-1, 1, 1, 1)
+        outputs, state = lstm.step(inputs[step], state)
+        found.append(outputs)
+    return torch.stack(found)
+
+
+def way(name: Way, cuts: Callable[[Tensor], Cuts] = find_cuts) -> Run:
+    return lambda lstm, inputs, starts, state: lstm(inputs, starts, state, cuts(starts), name)
+
+
+def packed(starts: Tensor) -> Cuts:
+    """As on a GPU."""
+    return Cuts(find_cuts(starts).steps, _find_pieces(starts))
+
+
+WAYS = {
+    "stretches": way("fused"),
+    "packed": way("fused", packed),
+    "loop": way("loop"),
+    "auto": way("auto"),
+}
+
+
+def with_gradients(run: Run, dtype: torch.dtype) -> list[Tensor]:
+    """Outputs, and gradients of a weighted sum of them."""
+    lstm, inputs, starts, state = made(dtype)
+    inputs.requires_grad_()
+    outputs = run(lstm, inputs, starts, state)
+    weights = torch.linspace(-1, 1, outputs.numel(), dtype=dtype).view_as(outputs)
+    torch.autograd.backward((outputs * weights).sum())
+    gradients = [p.grad for p in (inputs, *lstm.parameters())]
+    return [outputs.detach(), *(g for g in gradients if g is not None)]
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
+def test_every_way_is_one_step_after_the_other(name: str, dtype: torch.dtype, bound: float) -> None:
+    wanted = with_gradients(step_by_step, dtype)
+    found = with_gradients(WAYS[name], dtype)
+    assert len(found) == len(wanted) == 2 + 4 * LAYERS
+    for ours, theirs in zip(found, wanted, strict=True):
+        size = max(1.0, float(theirs.abs().max()))
+        assert float((ours - theirs).abs().max()) < bound * size
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_nothing_passes_a_cut_and_all_else_goes_on(name: str) -> None:
+    """Changing what is before a sequence's last start changes nothing from that start on, and
+    changes everything after it in a sequence without a start.
+    """
+    lstm, inputs, starts, state = made()
+    before = WAYS[name](lstm, inputs, starts, state)
+    cut = 9
+    starts[cut:] = False
+    starts[cut] = torch.tensor([True, True, False, True, True, True])
+    before = WAYS[name](lstm, inputs, starts, state)
+    changed = inputs.clone()
+    changed[:cut] += 1.0
+    after = WAYS[name](lstm, changed, starts, state + 1.0)
+    same = (after[cut:] == before[cut:]).all(dim=2).all(dim=0)
+    assert same.tolist() == [True, True, False, True, True, True]
+
+
+def test_the_loops_gradient_is_the_difference_quotient() -> None:
+    torch.manual_seed(2)
+    gates = torch.randn(4, 3, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(8, 2, dtype=torch.float64, requires_grad=True)
+    state = torch.randn(2, 3, 2, dtype=torch.float64)
+    keep = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 1, 1], [1, 1, 1]]).bool().unsqueeze(-1)
+
+    def run(gates: Tensor, weight: Tensor) -> Tensor:
+        outputs: Tensor = _masked_loop(gates, weight, *state, keep, frozenset([0, 2]))
+        return outputs
+
+    assert torch.autograd.gradcheck(run, (gates, weight))
+
+
+def test_without_a_cut_there_is_one_stretch() -> None:
+    starts = torch.zeros(5, 3, dtype=torch.bool)
+    assert find_cuts(starts) == Cuts(())
+    starts[0, 1] = starts[3, 0] = True
+    assert find_cuts(starts).steps == (0, 3)
