@@ -145,3 +145,11 @@ def test_evaluate_gives_what_the_run_ended_with(three: Finished, tmp_path: Path)
     told = json.loads(done.out)
     assert told["step"] == three.result["step"]
     assert told["metrics"] == pytest.approx(three.result["metrics"], abs=FP64)
+
+
+@pytest.mark.gpu
+def test_two_gpus_learn_what_one_does(tmp_path: Path) -> None:
+    one, two = run_on("1", tmp_path / "one"), run_on("2", tmp_path / "two")
+    assert two.losses == {step: pytest.approx(loss, abs=FP64) for step, loss in one.losses.items()}
+    assert largest_difference(two.weights, one.weights) < FP64
+    assert two.result["metrics"] == pytest.approx(one.result["metrics"], abs=FP64)

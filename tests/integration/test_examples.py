@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from real_commands import ROOT, drumline, python
 from safetensors.numpy import load_file
 
@@ -125,3 +126,32 @@ def test_the_large_config_plans_on_any_machine(small: Path) -> None:
         )  # fmt: skip
         plan = json.loads(told)["plan"]
         assert plan["shares"] == [4096 // ranks] * ranks
+
+
+@pytest.mark.parametrize("name", ["cartpole_memory", "pendulum_memory"])
+def test_policies_with_memory_train_and_are_evaluated(name: str, tmp_path: Path) -> None:
+    """Two rollouts of them; that they learn is shown by benchmarks/learning_curves.py."""
+    config = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+    rollout = config["task"]["environments"] * config["task"]["rollout_steps"]
+    short = [f"total_steps={2 * rollout}", "rollout_epochs=2", "task.evaluation.episodes=4"]
+    words = ["train", EXAMPLES / f"{name}.yaml", *short, "run_dir=run"]
+    told = drumline(tmp_path, *words, "--gpus", "cpu:2", "--json")
+    trained = json.loads(told)
+    assert trained["metrics"]["episodes"] == 4
+    assert trained["step"] == 2 * 2 * rollout // config["global_batch"]
+    again = json.loads(drumline(tmp_path, "evaluate", "run", "--gpus", "cpu", "--json"))
+    assert again["step"] == trained["step"]
+    assert again["metrics"] == pytest.approx(trained["metrics"], rel=1e-4)
+
+
+def test_the_environment_of_the_handbook_is_learned(tmp_path: Path) -> None:
+    page = (ROOT / "docs/clstm_ppo.md").read_text()
+    code = re.search(r"```python\n# coins.py\n(.*?)```", page, re.DOTALL)
+    assert code is not None
+    (tmp_path / "coins.py").write_text(code[1])
+    sizes = ["environments=32", "rollout_steps=16", "total_steps=10000", "global_batch=128"]
+    environment = "task.environment={name: 'coins:CoinsConfig'}"
+    config = EXAMPLES / "cartpole_memory.yaml"
+    drumline(tmp_path, "train", config, *sizes, environment, "run_dir=run", "--gpus", "cpu:1")
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["metrics"]["episode_return"] == 8  # without memory half of it

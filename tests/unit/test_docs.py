@@ -84,6 +84,7 @@ def test_commands_parse(where: str, command: str) -> None:
         assert asked <= known, f"{where}: {command}"
     keys = [word.partition("=")[0] for word in words if re.fullmatch(r"[\w.]+=\S*", word)]
     config_keys = {key.name for task in task_names() for key in describe_config(task)}
+    config_keys |= {name.removeprefix("task.") for name in config_keys}  # which may be left out
     assert set(keys) <= config_keys | {"key"}, f"{where}: {command}"
 
 

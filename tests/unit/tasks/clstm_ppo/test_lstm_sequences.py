@@ -19,7 +19,9 @@ STEPS, COUNT, INPUTS, HIDDEN, LAYERS = 17, 6, 3, 5, 2
 Run = Callable[[Recurrent, Tensor, Tensor, Tensor], Tensor]
 
 
-def made(dtype: torch.dtype = torch.float64) -> tuple[Recurrent, Tensor, Tensor, Tensor]:
+def made(
+    dtype: torch.dtype = torch.float64, device: str = "cpu"
+) -> tuple[Recurrent, Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
     lstm = Recurrent(INPUTS, HIDDEN, LAYERS).to(dtype)
     for parameter in lstm.parameters():
@@ -28,7 +30,8 @@ def made(dtype: torch.dtype = torch.float64) -> tuple[Recurrent, Tensor, Tensor,
     starts = torch.rand(STEPS, COUNT) < 0.2
     starts[:, 2] = False
     starts[0, 1], starts[-1, 3] = True, True
-    return lstm, inputs, starts, torch.randn(COUNT, LAYERS, 2, HIDDEN, dtype=dtype)
+    state = torch.randn(COUNT, LAYERS, 2, HIDDEN, dtype=dtype)
+    return lstm.to(device), inputs.to(device), starts.to(device), state.to(device)
 
 
 def step_by_step(lstm: Recurrent, inputs: Tensor, starts: Tensor, state: Tensor) -> Tensor:
@@ -57,15 +60,15 @@ WAYS = {
 }
 
 
-def with_gradients(run: Run, dtype: torch.dtype) -> list[Tensor]:
-    """Outputs, and gradients of a weighted sum of them."""
-    lstm, inputs, starts, state = made(dtype)
+def with_gradients(run: Run, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
+    """Outputs, and gradients of a weighted sum of them, on the CPU."""
+    lstm, inputs, starts, state = made(dtype, device)
     inputs.requires_grad_()
     outputs = run(lstm, inputs, starts, state)
-    weights = torch.linspace(-1, 1, outputs.numel(), dtype=dtype).view_as(outputs)
+    weights = torch.linspace(-1, 1, outputs.numel(), dtype=dtype).view_as(outputs).to(device)
     torch.autograd.backward((outputs * weights).sum())
     gradients = [p.grad for p in (inputs, *lstm.parameters())]
-    return [outputs.detach(), *(g for g in gradients if g is not None)]
+    return [outputs.detach().cpu(), *(g.cpu() for g in gradients if g is not None)]
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -77,6 +80,15 @@ def test_every_way_is_one_step_after_the_other(name: str, dtype: torch.dtype, bo
     for ours, theirs in zip(found, wanted, strict=True):
         size = max(1.0, float(theirs.abs().max()))
         assert float((ours - theirs).abs().max()) < bound * size
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["packed", "loop", "auto"])
+def test_every_way_on_a_gpu_is_one_step_after_the_other_on_the_cpu(name: str) -> None:
+    wanted = with_gradients(step_by_step, torch.float64)
+    found = with_gradients(WAYS[name], torch.float64, "cuda")
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert float((ours - theirs).abs().max()) < 1e-12 * max(1.0, float(theirs.abs().max()))
 
 
 @pytest.mark.parametrize("name", WAYS)
