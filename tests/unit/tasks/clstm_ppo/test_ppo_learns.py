@@ -1,12 +1,23 @@
 """The whole task learns, in one process, what only memory can do."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from drumline.config import RunConfig, parse_config
 from drumline.training import Trainer
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """How well it has learned by then depends on how sums are rounded, so on the machine's cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def run_of(folder: Path, **policy: Any) -> RunConfig:
