@@ -13,7 +13,7 @@ from drumline.training import Trainer
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """How well it has learned by then depends on how sums are rounded, so on the machine's cores."""
+    """How well it has learned by then depends on how sums are rounded, and so on the cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
