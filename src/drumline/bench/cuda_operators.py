@@ -42,6 +42,7 @@ GIVEN_FLOAT32 = ("prod", "prod.dim_int", "cumprod", "cumsum", "sum", "sum.dim_In
 SOFTMAX = ("softmax.int", "log_softmax.int")
 _ON_CUDA = "AutocastCUDA"
 _REDUCED = (torch.float16, torch.bfloat16)
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 _NO_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
@@ -49,18 +50,19 @@ _NO_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 def cuda_operators() -> Iterator[None]:
     """Within it, operators on CPU tensors are chosen as on CUDA."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    passed = _cast_on_cpus_only()  # as torch has it, before anything is registered here
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says that its own kernels are replaced
             for name, function in _AUTOGRAD.items():
                 library.impl(name, function, "AutogradCPU")  # type: ignore[no-untyped-call]
-            for name in IN_FLOAT32:
+            for name in filter(_is_cast_on_cuda, IN_FLOAT32):  # rms_norm is from torch 2.12 on
                 library.impl(name, _in_float32(_operator(name)), "AutocastCPU")  # type: ignore[no-untyped-call]
             for name in GIVEN_FLOAT32:
                 library.impl(name, _given_float32(_operator(name)), "AutocastCPU")  # type: ignore[no-untyped-call]
             for name in SOFTMAX:
                 library.impl(name, _softmax(_operator(name)), "AutocastCPU")  # type: ignore[no-untyped-call]
-            for name in _cast_on_cpus_only():
+            for name in passed:
                 library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")  # type: ignore[no-untyped-call]
         yield
     finally:
@@ -88,13 +90,13 @@ def _cast_on_cpus_only() -> list[str]:
     """Operators that autocast knows on the CPU and passes on CUDA: cross_entropy_loss, say, whose
     log-softmax keeps halves on CUDA and only the loss itself is taken in float32.
     """
-    known = torch._C._dispatch_has_kernel_for_dispatch_key
     names = torch._C._dispatch_get_all_op_names()
-    return [
-        name.removeprefix("aten::")
-        for name in names
-        if name.startswith("aten::") and known(name, "AutocastCPU") and not known(name, _ON_CUDA)
-    ]
+    cast = (n for n in names if n.startswith("aten::") and _has_kernel(n, "AutocastCPU"))
+    return [name.removeprefix("aten::") for name in cast if not _has_kernel(name, _ON_CUDA)]
+
+
+def _is_cast_on_cuda(name: str) -> bool:
+    return bool(_has_kernel(f"aten::{name}", _ON_CUDA))
 
 
 def _operator(name: str) -> Any:
