@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -58,6 +59,7 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._numbers = WeakIdKeyDictionary()
         self._references: dict[int, Any] = {}
         self._named: dict[str, int] = {}
+        self._made_up = 0
 
     def __torch_dispatch__(
         self,
@@ -72,7 +74,7 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
-        if func.namespace in ("prim", "profiler"):
+        if func.namespace in ("prim", "profiler") or self._made_up:
             return func(*args, **kwargs)
         result, selects = without_values(func, args, kwargs, self.selected)
         if selects:
@@ -119,11 +121,27 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> Any:
         self._resize = torch.UntypedStorage.resize_
         torch.UntypedStorage.resize_ = self._resizing()  # type: ignore[method-assign]
+        self._propagate = ShardingPropagator._propagate_tensor_meta_non_cached
+        ShardingPropagator._propagate_tensor_meta_non_cached = self._unseen()  # type: ignore[method-assign]
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        ShardingPropagator._propagate_tensor_meta_non_cached = self._propagate  # type: ignore[method-assign]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _unseen(self) -> Any:
+        """To learn a result's shape DTensor runs an operator on whole tensors that are made up."""
+        propagate, recorder = self._propagate, self
+
+        def unseen(*arguments: Any) -> Any:
+            recorder._made_up += 1
+            try:
+                return propagate(*arguments)
+            finally:
+                recorder._made_up -= 1
+
+        return unseen
 
     def _resizing(self) -> Any:
         """FSDP empties a storage to free its memory, and fills it again, without an operator."""

@@ -66,6 +66,7 @@ def test_a_rank_holds_its_part_of_weights_gradients_and_moments(ranks: int) -> N
     assert found["parameters"] == WEIGHTS // ranks
     assert found["gradients"] == WEIGHTS // ranks
     assert found["optimizer"] == 2 * WEIGHTS // ranks + BLOCKS * FLOAT  # and a step count a weight
+    assert found["temporaries"] < WEIGHTS  # no whole weight is made where pieces are updated
 
 
 def test_weights_that_are_put_together_come_and_go_unit_by_unit() -> None:
