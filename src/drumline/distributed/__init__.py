@@ -6,6 +6,7 @@ from drumline.distributed.failures import is_communication_failure
 from drumline.distributed.strategies import (
     UNCUT,
     DataParallelReplicas,
+    HasState,
     Sharded,
     SingleDevice,
     Split,
@@ -28,6 +29,7 @@ __all__ = [
     "ControlPlane",
     "DataParallelReplicas",
     "DeviceStats",
+    "HasState",
     "LocalControl",
     "Sharded",
     "SingleDevice",

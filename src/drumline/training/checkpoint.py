@@ -20,14 +20,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from safetensors.torch import load_model, save_model
 from torch import nn
 
 from drumline.config import CheckpointConfig
+from drumline.distributed import HasState
 from drumline.errors import BadInput, CheckpointError
+from drumline.training.weights_file import load_weights, save_weights
 
 FORMAT = 1
 WEIGHTS, STATE, COMMIT = "model.safetensors", "training.pt", "COMMIT.json"
@@ -54,7 +55,7 @@ class Checkpoint:
             CheckpointError: If names or shapes differ.
         """
         try:
-            load_model(model, self.weights_path, strict=True)
+            load_weights(model, self.weights_path)
         except RuntimeError as error:
             raise CheckpointError(
                 f"{self.path} does not fit the model: {' '.join(str(error).split())}",
@@ -90,13 +91,6 @@ class Checkpoint:
                 _compare(path, fact["bytes"], fact["sha256"])
             except OSError as error:
                 raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-class HasState(Protocol):
-    """A module, or weights put together from many ranks."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors by name; shared ones are the same tensor."""
 
 
 class CheckpointStore:
@@ -223,7 +217,7 @@ def write_checkpoint(
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        save_model(model, str(aside / WEIGHTS))
+        save_weights(model, aside / WEIGHTS)
         with (aside / STATE).open("wb") as file:
             torch.save(state, file)
         _commit(aside, step, metrics)

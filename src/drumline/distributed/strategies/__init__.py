@@ -3,7 +3,7 @@
 `base` says what the Trainer may ask of a mode; `choose` picks one, and the next if that fails.
 """
 
-from drumline.distributed.strategies.base import UNCUT, Split, Strategy, WholeModel
+from drumline.distributed.strategies.base import UNCUT, HasState, Split, Strategy, WholeModel
 from drumline.distributed.strategies.choose import Spread, build_strategy, candidates, spread_model
 from drumline.distributed.strategies.data_parallel import ThreadedReplicas
 from drumline.distributed.strategies.gather import gathered
@@ -17,6 +17,7 @@ from drumline.distributed.strategies.single import OneOfMany, SingleDevice
 __all__ = [
     "UNCUT",
     "DataParallelReplicas",
+    "HasState",
     "Hybrid",
     "OneOfMany",
     "Sharded",
