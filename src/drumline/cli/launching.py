@@ -20,6 +20,7 @@ from drumline.trackers import open_tracker
 if TYPE_CHECKING:
     from drumline.cli.follow import Follower
     from drumline.launch import Outcome as Launched
+    from drumline.tasks.clstm_ppo.trading.report import Report
     from drumline.tasks.sae.extract_options import ExtractOptions
     from drumline.training import Result
 
@@ -89,6 +90,16 @@ class EvaluateRequest:
     overrides: list[str]
     gpus: str
     checkpoint: str
+
+
+@dataclass(frozen=True)
+class BacktestRequest:
+    """What `drumline backtest` asks for. `checkpoint` is "best", "last" or a step."""
+
+    runs: list[Path]
+    overrides: list[str]
+    checkpoint: str
+    chart: Path | None
 
 
 def train(
@@ -181,6 +192,22 @@ def evaluate(request: EvaluateRequest) -> Outcome:
     config = load_config(run.config_path, [*request.overrides, f"devices={request.gpus}"])
     found = evaluate_run(run, config, request.checkpoint)
     return Outcome("done", path=run.path, metrics=found.metrics, values={"step": found.step})
+
+
+def backtest(request: BacktestRequest) -> Report:
+    """Trade with the policies of runs, in this process; the chart, if asked for, is written."""
+    from drumline.config import load_config
+    from drumline.tasks.clstm_ppo.trading.backtest_runs import backtest_runs
+
+    runs = [RunDirectory.open(path) for path in request.runs]
+    overrides = [*request.overrides, "devices=cpu"]
+    configs = [load_config(run.config_path, overrides) for run in runs]
+    report = backtest_runs(list(zip(runs, configs, strict=True)), request.checkpoint)
+    if request.chart is not None:
+        from drumline.tasks.clstm_ppo.trading.chart import draw
+
+        draw(report, request.chart)
+    return report
 
 
 def demo(out: Path, gpus: str, follower: Follower) -> Outcome:

@@ -109,7 +109,12 @@ class Portfolio(TradingEnvironments):
         day = state["day"] + 1
         gain = (settled.holdings * (self.closes[day] - self.closes[state["day"]])).sum(dim=1)
         rewards = (gain - settled.fees) * self.config.reward_scale
-        following = {"day": day, "cash": settled.cash, "holdings": settled.holdings}
+        following = {
+            "day": day,
+            "cash": settled.cash,
+            "holdings": settled.holdings,
+            "traded": settled.traded,
+        }
         return following, rewards, torch.zeros_like(day, dtype=torch.bool)
 
     def observe(self, state: State) -> Tensor:

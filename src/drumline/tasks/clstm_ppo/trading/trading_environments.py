@@ -18,6 +18,9 @@ from drumline.tasks.clstm_ppo.trading.market import Market, load_market
 class TradingEnvironments(TensorEnvironments):
     """Episodes begin on a day drawn from the environment's own numbers, with nothing but cash.
 
+    The state has at least `day`, int64 [E]; `cash`, [E]; and `traded`, [E], the value of what the
+    last step has sold and bought.
+
     Attributes:
         market: Whose stocks are traded.
         closes: [D, S].
@@ -53,7 +56,12 @@ class TradingEnvironments(TensorEnvironments):
         """Any day that leaves room for the episode; no positions."""
         place = (uniforms[:, 0] * self.starts).long().clamp(max=self.starts - 1)
         cash = torch.full_like(uniforms[:, 0], self.config.cash)
-        return {"day": self.first_day + place, "cash": cash} | self.no_positions(len(cash))
+        common = {
+            "day": self.first_day + place,
+            "cash": cash,
+            "traded": torch.zeros_like(cash),
+        }
+        return common | self.no_positions(len(cash))
 
     @abstractmethod
     def no_positions(self, count: int) -> State:

@@ -1,0 +1,153 @@
+"""Trading over a whole span of days with a policy, and with what it has to be better than: random
+actions, buying once and holding, and equal parts every day.
+
+All pay the same costs over the same days. The comparisons know no turbulence stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drumline.tasks.clstm_ppo.environments.build import build_environments
+from drumline.tasks.clstm_ppo.environments.interface import Environments
+from drumline.tasks.clstm_ppo.environments.spaces import Box, Discrete
+from drumline.tasks.clstm_ppo.environments.tensor_environments import State
+from drumline.tasks.clstm_ppo.policy import Policy
+from drumline.tasks.clstm_ppo.trading.config import PortfolioConfig, TradingConfig
+from drumline.tasks.clstm_ppo.trading.portfolio import Portfolio
+from drumline.tasks.clstm_ppo.trading.report import Report, Strategy
+from drumline.tasks.clstm_ppo.trading.trading_environments import TradingEnvironments
+from drumline.training.noise import uniform
+
+RANDOM_TRIES = 20
+Decide = Callable[[Tensor, int], Tensor]
+"""From observations [E, F] and the step's number to actions."""
+
+CPU, FP64 = torch.device("cpu"), torch.float64
+
+
+@torch.no_grad()
+def follow(name: str, environments: TradingEnvironments, decide: Decide) -> Strategy:
+    """Trade from the first day to the last in all environments at once.
+
+    Args:
+        name: Of the strategy.
+        environments: Of one episode over the whole span; each is a try.
+        decide: What to do.
+    """
+    observations = environments.reset(torch.arange(environments.count))
+    state, steps = environments.state, environments.market.span(environments.config.played).steps
+    values, traded = [environments.value(state)], []
+    for step in range(steps):
+        state, _, _ = environments.advance(state, decide(observations, step))
+        observations = environments.observe(state)
+        values.append(environments.value(state))
+        traded.append(state["traded"])
+    return Strategy(
+        name, torch.stack(values, 1).double().numpy(), torch.stack(traded, 1).double().numpy()
+    )
+
+
+def policy_decides(policy: Policy) -> Decide:
+    """The likeliest action of a policy, its state carried from day to day."""
+    memory: dict[str, State] = {}
+
+    def decide(observations: Tensor, step: int) -> Tensor:
+        seen = observations.to(policy.observation_mean)
+        starts = torch.full((len(seen),), step == 0, dtype=torch.bool, device=seen.device)
+        before = memory.get("state") or policy.initial_state(len(seen))
+        acted = policy.act(seen, starts, before)
+        memory["state"] = acted.state
+        chosen = policy.actions.for_environment(policy.actions.likeliest(acted.outputs))
+        return chosen.to(observations.device)
+
+    return decide
+
+
+def random_decides(environments: Environments, seed: int) -> Decide:
+    """Actions spread evenly over all there are, each try with its own."""
+    space, seeds = environments.action_space, torch.arange(environments.count)
+
+    def decide(observations: Tensor, step: int) -> Tensor:
+        del observations
+        if isinstance(space, Discrete):
+            return (uniform(seeds, seed, step) * space.options).long()
+        box = cast(Box, space)
+        low, high = (torch.tensor(side, dtype=FP64) for side in (box.low, box.high))
+        return low + (high - low) * uniform(seeds, seed, step, numbers=box.size)
+
+    return decide
+
+
+def backtest(
+    config: TradingConfig, policies: list[Policy], seed: int = 0, random_tries: int = RANDOM_TRIES
+) -> Report:
+    """Policies of one config, each a try, and the comparisons, over the days of `evaluated_on`.
+
+    Args:
+        config: What they trade.
+        policies: For example of several seeds; may be empty.
+        seed: Of the random actions.
+        random_tries: How often those are tried.
+    """
+    whole = config.for_evaluation()
+    strategies = []
+    if policies:
+        tries = [
+            follow("policy", built(whole, 1, policy.observation_mean.dtype), policy_decides(policy))
+            for policy in policies
+        ]
+        strategies.append(_together("policy", tries))
+    random = built(whole, random_tries, FP64)
+    strategies += [
+        follow("random", random, random_decides(random, seed)),
+        *comparisons(whole),
+    ]
+    market, span = random.market, random.market.span(whole.played)
+    return Report(
+        days=market.days[span.begin : span.end],
+        use=whole.played,
+        symbols=market.symbols,
+        cost=config.cost,
+        strategies=tuple(strategies),
+        notes=market.notes,
+    )
+
+
+def comparisons(whole: TradingConfig) -> list[Strategy]:
+    """Equal parts bought on the first day and held, and equal parts restored every day."""
+    keys = {name: getattr(whole, name) for name in TradingConfig.model_fields if name != "name"}
+    keys |= {"turbulence_quantile": None, "actions": "weights"}
+    environment = Portfolio(PortfolioConfig(**keys), 1, CPU, FP64)
+    stocks = len(environment.market.symbols)
+    equal = torch.full((1, stocks), 1 / stocks, dtype=FP64)
+
+    def hold(observations: Tensor, step: int) -> Tensor:
+        """The weights that there are."""
+        if step == 0:
+            return equal
+        cash, values = observations[:, :1], observations[:, -stocks:]
+        return values / (cash + values.sum(dim=1, keepdim=True))
+
+    return [
+        follow("buy and hold", environment, hold),
+        follow("equal weight", environment, lambda *_: equal),
+    ]
+
+
+def built(config: TradingConfig, count: int, dtype: torch.dtype) -> TradingEnvironments:
+    """Environments of a config on the CPU."""
+    return cast(TradingEnvironments, build_environments(config, count, CPU, dtype))
+
+
+def _together(name: str, tries: list[Strategy]) -> Strategy:
+    return Strategy(
+        name,
+        np.concatenate([one.values for one in tries]),
+        np.concatenate([one.traded for one in tries]),
+    )
