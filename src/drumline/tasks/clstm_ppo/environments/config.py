@@ -24,6 +24,7 @@ NAMES = {
     "pendulum_memory": f"{_HERE}.config:PendulumMemoryConfig",
     "gymnasium": f"{_HERE}.config:GymnasiumConfig",
     "portfolio": f"{_TRADING}:PortfolioConfig",
+    "options": f"{_TRADING}:OptionsConfig",
 }
 """Registered environments: name to "module:Class" of the config."""
 

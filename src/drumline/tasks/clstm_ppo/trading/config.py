@@ -108,3 +108,24 @@ class PortfolioConfig(TradingConfig):
         "part of the portfolio it shall be",
     )
     hmax: PositiveFloat = Field(100.0, description="most shares of one stock in one trade")
+
+
+class OptionsConfig(TradingConfig):
+    """Calls and puts on stocks, bought by moneyness and expiry, the oldest sold first."""
+
+    implementation: ClassVar[str] = f"{_HERE}.options:Options"
+    name: Literal["options"] = Field("options", description="this environment")
+    cost: NonNegativeFloat = Field(
+        0.01, lt=1, description="part of every trade's value that it costs"
+    )
+    moneyness: list[PositiveFloat] = Field(
+        [0.95, 1.0, 1.05], min_length=1, description="strikes to choose from, over the price"
+    )
+    expiry_days: list[PositiveInt] = Field(
+        [21, 63], min_length=1, description="trading days to expiry to choose from"
+    )
+    stake: float = Field(
+        0.05, gt=0, le=1, description="part of the first cash that a purchase spends"
+    )
+    positions: PositiveInt = Field(8, description="most positions at a time")
+    rate: float = Field(0.02, description="risk-free rate a year, for marking options")
