@@ -1,13 +1,13 @@
 """Trading over a whole span of days with a policy, and with what it has to be better than: random
 actions, buying once and holding, and equal parts every day.
 
-All pay the same costs over the same days. The comparisons know no turbulence stop.
+All pay the same costs over the same days.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -120,11 +120,14 @@ def backtest(
 
 
 def comparisons(whole: TradingConfig) -> list[Strategy]:
-    """Equal parts bought on the first day and held, and equal parts restored every day."""
+    """Equal parts bought on the first day and held, and equal parts restored every day; the latter
+    with the turbulence stop, too, where the policy has it: what the stop alone is worth is not
+    the policy's merit.
+    """
     keys = {name: getattr(whole, name) for name in TradingConfig.model_fields if name != "name"}
-    keys |= {"turbulence_quantile": None, "actions": "weights"}
-    environment = Portfolio(PortfolioConfig(**keys), 1, CPU, FP64)
-    stocks = len(environment.market.symbols)
+    stopping = _portfolio(keys)
+    free = _portfolio(keys | {"turbulence_quantile": None})
+    stocks = len(free.market.symbols)
     equal = torch.full((1, stocks), 1 / stocks, dtype=FP64)
 
     def hold(observations: Tensor, step: int) -> Tensor:
@@ -134,10 +137,18 @@ def comparisons(whole: TradingConfig) -> list[Strategy]:
         cash, values = observations[:, :1], observations[:, -stocks:]
         return values / (cash + values.sum(dim=1, keepdim=True))
 
-    return [
-        follow("buy and hold", environment, hold),
-        follow("equal weight", environment, lambda *_: equal),
+    found = [
+        follow("buy and hold", free, hold),
+        follow("equal weight", free, lambda *_: equal),
     ]
+    if whole.turbulence_quantile is not None:
+        found.append(follow("equal weight, stop", stopping, lambda *_: equal))
+    return found
+
+
+def _portfolio(keys: dict[str, Any]) -> Portfolio:
+    config = PortfolioConfig.model_validate(keys | {"actions": "weights"})
+    return Portfolio(config, 1, CPU, FP64)
 
 
 def built(config: TradingConfig, count: int, dtype: torch.dtype) -> TradingEnvironments:

@@ -50,6 +50,21 @@ def test_equal_weight_is_restored_every_day() -> None:
     assert 0 < equal.values[0, -1] - dear.values[0, -1] < 3 * fees
 
 
+def test_what_the_stop_alone_is_worth_is_shown() -> None:
+    """With it, all is cash over each turbulent day's night."""
+    found = comparisons(CONFIG.for_evaluation())
+    stopped, market = named(found, "equal weight, stop"), load_market(CONFIG)
+    first = market.span("test").begin
+    turbulent = market.turbulent[first : market.span("test").end - 1]
+    returns = stopped.values[0, 1:] / stopped.values[0, :-1] - 1
+    assert turbulent.sum() > 3
+    assert (returns[turbulent] <= 0).all()  # the cost of selling, and nothing else
+    assert returns[turbulent].min() >= -0.0011
+    assert np.abs(returns[~turbulent]).max() > 0.02
+    without = comparisons(CONFIG.model_copy(update={"turbulence_quantile": None}).for_evaluation())
+    assert [one.name for one in without] == ["buy and hold", "equal weight"]
+
+
 def policy_of(seed: int) -> Policy:
     environment = built(CONFIG, 1, torch.float64)
     torch.manual_seed(seed)
@@ -64,7 +79,7 @@ def test_a_policy_trades_as_in_the_environment_with_its_state_carried() -> None:
     policies = [policy_of(1), policy_of(2)]
     report = backtest(CONFIG, policies, random_tries=3)
     assert [one.name for one in report.strategies] == [
-        *("policy", "random", "buy and hold", "equal weight")
+        *("policy", "random", "buy and hold", "equal weight", "equal weight, stop")
     ]
     assert report.strategies[0].values.shape == (2, len(report.days))
     assert report.strategies[1].values.shape == (3, len(report.days))
