@@ -15,7 +15,6 @@ from drumline.cli.options import Json, new_app
 from drumline.errors import BadInput
 
 if TYPE_CHECKING:
-    from drumline.tasks.clstm_ppo.trading.measures import Spread
     from drumline.tasks.clstm_ppo.trading.report import Report
 
 app = new_app()
@@ -95,20 +94,23 @@ def backtest(
 
 
 def report_table(report: Report) -> Table:
-    """One row a strategy, means with their standard deviations."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    """One row a strategy; where it was tried several times means, and standard deviations below."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("", no_wrap=True)
+    table.add_column("tries", justify="right")
     for title in COLUMNS.values():
         table.add_column(title, justify="right", no_wrap=True)
     for strategy in report.strategies:
-        spread = strategy.spread()
-        table.add_row(strategy.name, *(_cell(name, spread[name]) for name in COLUMNS))
+        spread, tries = strategy.spread(), len(strategy.values)
+        means = (_cell(name, spread[name].mean) for name in COLUMNS)
+        table.add_row(strategy.name, str(tries), *means)
+        if tries > 1:
+            deviations = (_cell(name, spread[name].deviation) for name in COLUMNS)
+            table.add_row("", "±", *deviations, style="dim")
     return table
 
 
-def _cell(name: str, found: Spread) -> str:
-    if math.isnan(found.mean):
+def _cell(name: str, value: float) -> str:
+    if math.isnan(value):
         return "–"
-    decimals, factor, unit = (_PLAIN[name], 1, "") if name in _PLAIN else (1, 100, "%")
-    parts = [found.mean] if found.number == 1 else [found.mean, found.deviation]
-    return "±".join(f"{factor * part:.{decimals}f}" for part in parts) + unit
+    return f"{value:.{_PLAIN[name]}f}" if name in _PLAIN else f"{value:.1%}"

@@ -48,13 +48,14 @@ def test_means_and_spreads_are_printed(
 ) -> None:
     assert run(["backtest", "first"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    policy = next(line for line in lines if line.startswith("policy"))
-    held = next(line for line in lines if line.startswith("buy and hold"))
-    assert "5.0±7.1%" in policy  # 10 % and 0 %
-    assert "10.0%" in held
-    assert "±" not in held
+    (row,) = (number for number, line in enumerate(lines) if line.startswith("policy"))
+    policy, deviations, held = (line.split() for line in lines[row : row + 3])
+    assert policy[:3] == ["policy", "2", "5.0%"]  # 10 % and 0 %
+    assert deviations[:2] == ["±", "7.1%"]
+    assert held[:5] == ["buy", "and", "hold", "1", "10.0%"]
+    assert not any("±" in line for line in lines[row + 2 : row + 4])
     assert any("A: a note" in line for line in lines)
-    assert any("one try has no spread" in line for line in lines)
+    assert any("one try has none" in line for line in lines)
 
 
 def test_json_is_one_value(requests: list[Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,14 +60,13 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def caption(self) -> str:
-        """What was measured, in two sentences."""
-        tries = ", ".join(f"{s.name}: {len(s.values)}" for s in self.strategies)
+        """What was measured, and how to read it."""
         return (
             f"{len(self.days) - 1} steps on {self.use} days, {self.days[0]} to {self.days[-1]}, "
-            f"{len(self.symbols)} stocks, a trade costs {self.cost:.2%} of its value. "
-            f"Mean and standard deviation over tries ({tries}); one try has no spread. "
-            "Drawdown is the largest; the Sharpe ratio is yearly with a risk-free rate of 0; "
-            "turnover is sales and purchases of a year over the portfolio."
+            f"{len(self.symbols)} stocks, a trade costs {self.cost:.2%} of its value. Means over "
+            "tries, ± their standard deviation; one try has none. Drawdown is the largest; the "
+            "Sharpe ratio is yearly with a risk-free rate of 0; turnover is sales and purchases of "
+            "a year over the portfolio."
         )
 
     def as_dict(self) -> dict[str, Any]:
