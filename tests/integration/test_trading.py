@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from real_commands import drumline
 
 from drumline.cli.main import run
@@ -76,3 +77,23 @@ def test_a_policy_is_trained_and_traded_on_later_days(
     }.items():
         refused = told_by(capsys, "backtest", "seed-0", override)
         assert problem in refused["error"]["message"]
+
+
+def test_a_new_policy_takes_over_every_quarter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_prices(tmp_path / "prices.csv")
+    (tmp_path / "small.json").write_text(json.dumps({"task": TASK, "global_batch": 32}))
+    words = ("walk-forward", "small.json", "total_steps=64", "--gpus", "cpu")
+    told = told_by(capsys, *words)
+    assert (told["first_day"], told["last_day"]) == ("2010-09-01", "2010-12-31")
+    assert told["strategies"]["policies in turn"]["tries"] == 1
+    folders = sorted((tmp_path / "runs/small-by-quarter").iterdir())
+    assert [folder.name for folder in folders] == ["2010-Q3", "2010-Q4"]
+    configs = [yaml.safe_load((folder / "config.yaml").read_text()) for folder in folders]
+    until = [str(config["task"]["environment"]["train_until"]) for config in configs]
+    assert until == ["2010-08-31", "2010-09-30"]
+    assert told_by(capsys, *words) == told  # what is done is not trained again
+    other = told_by(capsys, *words, "gamma=0.5")
+    assert "2010-Q3 holds another run: its task differ" in other["error"]["message"]

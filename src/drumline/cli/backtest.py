@@ -70,7 +70,6 @@ def backtest(
         raise BadInput("No run was named.", remedy="List them with: drumline runs")
     from drumline.cli import launching
     from drumline.cli.find import find_run
-    from drumline.cli.output import print_json, results
 
     request = launching.BacktestRequest(
         [find_run(name).path for name in names],
@@ -78,7 +77,13 @@ def backtest(
         checkpoint,
         chart,
     )
-    report = launching.backtest(request)
+    show_report(launching.backtest(request), chart, as_json=as_json)
+
+
+def show_report(report: Report, chart: Path | None, *, as_json: bool) -> None:
+    """Print a report, and where its chart is."""
+    from drumline.cli.output import print_json, results
+
     if as_json:
         print_json(report.as_dict())
         return

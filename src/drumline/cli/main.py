@@ -38,6 +38,9 @@ class Commands(LazyGroup):
         "backtest": Entry(
             "drumline.cli.backtest", "Trade on the test days, beside what must be beaten."
         ),
+        "walk-forward": Entry(
+            "drumline.cli.walk_forward", "Retrain before every quarter, and trade on it."
+        ),
         "run": Entry("drumline.cli.run", "Run your own script, one process per device."),
         "demo": Entry("drumline.cli.demo", "Train an SAE on a real language model, start to end."),
         "check": Entry("drumline.cli.check", "Check whether training will work on this machine."),

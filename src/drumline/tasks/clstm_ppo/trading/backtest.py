@@ -31,26 +31,40 @@ Decide = Callable[[Tensor, int], Tensor]
 CPU, FP64 = torch.device("cpu"), torch.float64
 
 
-@torch.no_grad()
-def follow(name: str, environments: TradingEnvironments, decide: Decide) -> Strategy:
-    """Trade from the first day to the last in all environments at once.
+class Trading:
+    """Trading from the first day to the last in all environments at once.
 
     Args:
-        name: Of the strategy.
         environments: Of one episode over the whole span; each is a try.
         decide: What to do.
+        state: Portfolios to go on with, on that first day; None: nothing but cash.
+
+    Attributes:
+        values: [n, T + 1], at each close.
+        traded: [n, T].
+        state: The portfolios on the last day.
     """
-    observations = environments.reset(torch.arange(environments.count))
-    state, steps = environments.state, environments.market.span(environments.config.played).steps
-    values, traded = [environments.value(state)], []
-    for step in range(steps):
-        state, _, _ = environments.advance(state, decide(observations, step))
-        observations = environments.observe(state)
-        values.append(environments.value(state))
-        traded.append(state["traded"])
-    return Strategy(
-        name, torch.stack(values, 1).double().numpy(), torch.stack(traded, 1).double().numpy()
-    )
+
+    @torch.no_grad()
+    def __init__(
+        self, environments: TradingEnvironments, decide: Decide, state: State | None = None
+    ) -> None:
+        environments.reset(torch.arange(environments.count))
+        state = environments.state if state is None else state
+        values, traded = [environments.value(state)], []
+        for step in range(environments.market.span(environments.config.played).steps):
+            state, _, _ = environments.advance(state, decide(environments.observe(state), step))
+            values.append(environments.value(state))
+            traded.append(state["traded"])
+        self.state = state
+        self.values = torch.stack(values, 1).double().numpy()
+        self.traded = torch.stack(traded, 1).double().numpy()
+
+
+def follow(name: str, environments: TradingEnvironments, decide: Decide) -> Strategy:
+    """A strategy from what it decides; see `Trading`."""
+    trading = Trading(environments, decide)
+    return Strategy(name, trading.values, trading.traded)
 
 
 def policy_decides(policy: Policy) -> Decide:

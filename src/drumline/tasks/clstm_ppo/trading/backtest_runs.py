@@ -13,6 +13,7 @@ from drumline.tasks.clstm_ppo.policy import Policy
 from drumline.tasks.clstm_ppo.trading.backtest import backtest
 from drumline.tasks.clstm_ppo.trading.config import TradingConfig
 from drumline.tasks.clstm_ppo.trading.report import Report
+from drumline.tasks.clstm_ppo.trading.walk_forward import trade_in_turn
 from drumline.training.evaluate import open_trained
 
 Runs = list[tuple[RunDirectory, RunConfig]]
@@ -29,7 +30,7 @@ def backtest_runs(runs: Runs, which: str = "last") -> Report:
         BadInput: If a run does not trade, or trades something else than the first.
         CheckpointError: If a checkpoint is damaged.
     """
-    environments = [_environment(run, config) for run, config in runs]
+    environments = [trading_of(str(run.path), config) for run, config in runs]
     for (run, _), environment in zip(runs, environments, strict=True):
         if environment != environments[0]:
             raise BadInput(
@@ -40,15 +41,32 @@ def backtest_runs(runs: Runs, which: str = "last") -> Report:
     return backtest(environments[0], [_policy(run, config, which) for run, config in runs])
 
 
-def _environment(run: RunDirectory, config: RunConfig) -> TradingConfig:
+def walk_runs(runs: Runs, whole: TradingConfig) -> Report:
+    """Let the policies of runs trade in turn, each over its own test days.
+
+    Args:
+        runs: One for each period, in order.
+        whole: The config whose test days the periods are of.
+    """
+    parts = [
+        (trading_of(str(run.path), config), _policy(run, config, "last")) for run, config in runs
+    ]
+    return trade_in_turn(parts, whole)
+
+
+def trading_of(source: str, config: RunConfig) -> TradingConfig:
+    """The trading environment of a config.
+
+    Raises:
+        BadInput: If it has none.
+    """
     task = config.task
     if not (isinstance(task, CLSTMPPOConfig) and isinstance(task.environment, TradingConfig)):
-        raise BadInput(
-            f"{run.path} does not trade.", remedy="Name a run with a trading environment."
-        )
+        raise BadInput(f"{source} does not trade.", remedy="Name one with a trading environment.")
     return task.environment
 
 
 def _policy(run: RunDirectory, config: RunConfig, which: str) -> Policy:
-    with open_trained(run, config, which) as opened:
+    alone = config.model_copy(update={"devices": "cpu"})
+    with open_trained(run, alone, which) as opened:
         return deepcopy(cast(Policy, opened.model))
