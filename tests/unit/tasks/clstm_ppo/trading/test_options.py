@@ -206,3 +206,17 @@ def test_observations_do_not_know_later_prices() -> None:
         seen.append(torch.cat(rows))
     assert torch.equal(seen[0][:49], seen[1][:49])
     assert not torch.equal(seen[0][49], seen[1][49])
+
+
+@pytest.mark.gpu
+def test_the_same_on_a_gpu() -> None:
+    config = config_of(turbulence_quantile=0.97)
+    market = market_of(config, stocks=2)
+    here, there = (Options(config, 64, torch.device(d), FP64, market) for d in ("cpu", "cuda"))
+    seeds, random = torch.arange(64), torch.Generator().manual_seed(0)
+    assert torch.allclose(here.reset(seeds), there.reset(seeds.cuda()).cpu(), atol=1e-12)
+    for _ in range(160):
+        given = torch.randint(0, here.kinds + 2, (64,), generator=random)
+        ours, theirs = here.step(given), there.step(given.cuda())
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.allclose(one.double(), other.cpu().double(), atol=1e-9)

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.utils.env_checker import check_env
 from markets import config_of, market_of
 
 from drumline.tasks.clstm_ppo.trading.config import PortfolioConfig
@@ -174,3 +176,35 @@ def test_episodes_begin_on_many_days_and_stay_in_their_span() -> None:
     whole.reset(torch.arange(3))
     assert whole.state["day"].tolist() == [300] * 3
     assert whole.episode_limit == 99
+
+
+@pytest.mark.filterwarnings("ignore:.*Box observation space.*")
+def test_gymnasium_finds_nothing_wrong_with_the_plain_form() -> None:
+    name = "drumline.tasks.clstm_ppo.trading.gymnasium_portfolio:Portfolio-v0"
+    made = gymnasium.make(name, symbols=["AAPL", "NVDA"], episode_days=20)
+    check_env(made.unwrapped, skip_render_check=True)
+    observation, _ = made.reset(seed=3)
+    again, _ = made.reset(seed=3)
+    assert np.array_equal(observation, again)
+    for step in range(20):
+        observation, reward, terminated, truncated, _ = made.step(np.ones(2))
+        assert (terminated, truncated) == (False, step == 19)
+        assert reward != 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("actions", ["trades", "weights"])
+def test_the_same_on_a_gpu(actions: str) -> None:
+    config = config_of(300, actions=actions, turbulence_quantile=0.9, cost=0.01)
+    market = market_of(config)
+    here, there = (
+        Portfolio(config, 64, torch.device(device), torch.float64, market)
+        for device in ("cpu", "cuda")
+    )
+    seeds, random = torch.arange(64), torch.Generator().manual_seed(0)
+    assert torch.allclose(here.reset(seeds), there.reset(seeds.cuda()).cpu(), atol=1e-12)
+    for _ in range(110):
+        given = torch.rand(64, 4, generator=random, dtype=torch.float64) * 2.4 - 1.2
+        ours, theirs = here.step(given), there.step(given.cuda())
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.allclose(one.double(), other.cpu().double(), atol=1e-9)
