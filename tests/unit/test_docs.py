@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
 CONFIGS = sorted(ROOT.glob("examples/*.yaml"))
 SCRIPTS = sorted([*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.sbatch")])
+EXAMPLES = [yaml.safe_load(path.read_text()) for path in CONFIGS]
 PYTHON = sorted(ROOT.glob("examples/*.py"))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)(?:#[^)]*)?\)")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -46,6 +47,10 @@ def commands(path: Path) -> Iterator[str]:
     if path.suffix == ".md":
         found = re.findall(r"(?<!`)`(drumline [^`]+)`(?!`)", text)
         yield from (" ".join(command.split()) for command in found)
+
+
+def _task(data: dict[str, Any]) -> str:
+    return str(data["task"]["name"])
 
 
 COMMANDS = [
@@ -84,6 +89,7 @@ def test_commands_parse(where: str, command: str) -> None:
         assert asked <= known, f"{where}: {command}"
     keys = [word.partition("=")[0] for word in words if re.fullmatch(r"[\w.]+=\S*", word)]
     config_keys = {key.name for task in task_names() for key in describe_config(task)}
+    config_keys |= {key.name for data in EXAMPLES for key in describe_config(_task(data), data)}
     config_keys |= {name.removeprefix("task.") for name in config_keys}  # which may be left out
     assert set(keys) <= config_keys | {"key"}, f"{where}: {command}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -21,8 +22,9 @@ def print_help_config(subject: str | None, *, as_json: bool) -> None:
         ConfigError: If there is no such task.
         BadInput: If the file cannot be read.
     """
-    task = _task(subject)
-    keys = describe_config(task)
+    data = read_mapping(Path(subject)) if subject and Path(subject).is_file() else {}
+    task = _task(data) if data else subject
+    keys = describe_config(task, data)
     if as_json:
         print_json([asdict(key) for key in keys])
         return
@@ -33,10 +35,8 @@ def print_help_config(subject: str | None, *, as_json: bool) -> None:
         console.print(Text(f"The keys of a task: drumline train --help-config TASK ({names})"))
 
 
-def _task(subject: str | None) -> str | None:
-    if subject is None or not Path(subject).is_file():
-        return subject
-    task = read_mapping(Path(subject)).get("task")
+def _task(data: dict[str, Any]) -> str | None:
+    task = data.get("task")
     name = task.get("name") if isinstance(task, dict) else None
     return str(name) if name is not None else None
 

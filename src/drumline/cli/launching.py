@@ -8,6 +8,7 @@ as a `DrumlineError`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from drumline.trackers import open_tracker
 if TYPE_CHECKING:
     from drumline.cli.follow import Follower
     from drumline.launch import Outcome as Launched
+    from drumline.tasks.clstm_ppo.trading.report import Report
+    from drumline.tasks.clstm_ppo.trading.walk_forward import Every
     from drumline.tasks.sae.extract_options import ExtractOptions
     from drumline.training import Result
 
@@ -89,6 +92,27 @@ class EvaluateRequest:
     overrides: list[str]
     gpus: str
     checkpoint: str
+
+
+@dataclass(frozen=True)
+class BacktestRequest:
+    """What `drumline backtest` asks for. `checkpoint` is "best", "last" or a step."""
+
+    runs: list[Path]
+    overrides: list[str]
+    checkpoint: str
+    chart: Path | None
+
+
+@dataclass(frozen=True)
+class WalkForwardRequest:
+    """What `drumline walk-forward` asks for. `every` is "month", "quarter" or "year"."""
+
+    config: Path
+    overrides: list[str]
+    every: Every
+    out: Path
+    chart: Path | None
 
 
 def train(
@@ -181,6 +205,57 @@ def evaluate(request: EvaluateRequest) -> Outcome:
     config = load_config(run.config_path, [*request.overrides, f"devices={request.gpus}"])
     found = evaluate_run(run, config, request.checkpoint)
     return Outcome("done", path=run.path, metrics=found.metrics, values={"step": found.step})
+
+
+def backtest(request: BacktestRequest) -> Report:
+    """Trade with the policies of runs, in this process; the chart, if asked for, is written."""
+    from drumline.config import load_config
+    from drumline.tasks.clstm_ppo.trading.backtest_runs import backtest_runs
+
+    runs = [RunDirectory.open(path) for path in request.runs]
+    overrides = [*request.overrides, "devices=cpu"]
+    configs = [load_config(run.config_path, overrides) for run in runs]
+    report = backtest_runs(list(zip(runs, configs, strict=True)), request.checkpoint)
+    if request.chart is not None:
+        from drumline.tasks.clstm_ppo.trading.chart import draw
+
+        draw(report, request.chart)
+    return report
+
+
+def walk_forward(
+    request: WalkForwardRequest, train_one: Callable[[RunConfig], Outcome]
+) -> Report | Outcome:
+    """Train a policy before each period of the test days, and let them trade in turn.
+
+    Args:
+        request: What is asked for. A period's run is in its folder below `out`; one that is done
+            is not trained again.
+        train_one: Trains; called once for each period.
+
+    Returns:
+        The report, or how the training ended that did not come to its end.
+    """
+    from drumline.config import load_config
+    from drumline.tasks.clstm_ppo.trading.backtest_runs import trading_of, walk_runs
+    from drumline.tasks.clstm_ppo.trading.walk_forward import periods
+
+    whole = load_config(request.config, request.overrides)
+    runs = []
+    for period in periods(trading_of(str(request.config), whole), request.every):
+        folder = request.out / period.name
+        own = [*period.overrides, f"run_dir={folder}"]
+        config = load_config(request.config, [*request.overrides, *own])
+        outcome = train_one(config)
+        if outcome.status != "done":
+            return outcome
+        runs.append((RunDirectory.open(folder), config))
+    report = walk_runs(runs, trading_of(str(request.config), whole))
+    if request.chart is not None:
+        from drumline.tasks.clstm_ppo.trading.chart import draw
+
+        draw(report, request.chart)
+    return report
 
 
 def demo(out: Path, gpus: str, follower: Follower) -> Outcome:

@@ -35,6 +35,12 @@ class Commands(LazyGroup):
             "drumline.cli.estimate", "Predict speed, time and cost on several numbers of devices."
         ),
         "evaluate": Entry("drumline.cli.evaluate", "Evaluate a checkpoint of a run."),
+        "backtest": Entry(
+            "drumline.cli.backtest", "Trade on the test days, beside what must be beaten."
+        ),
+        "walk-forward": Entry(
+            "drumline.cli.walk_forward", "Retrain before every quarter, and trade on it."
+        ),
         "run": Entry("drumline.cli.run", "Run your own script, one process per device."),
         "demo": Entry("drumline.cli.demo", "Train an SAE on a real language model, start to end."),
         "check": Entry("drumline.cli.check", "Check whether training will work on this machine."),

@@ -99,7 +99,7 @@ def train(
     resumed = _resumed(resume)
     checked = _read(config, given, resumed, {"devices": gpus, "run_dir": run_dir})
     if resumed is None and checked.run_dir is not None:
-        _refuse_another_run(checked, checked.run_dir)
+        refuse_another_run(checked, checked.run_dir)
     from drumline.trackers import require_trackers
 
     require_trackers(checked.logging.trackers)
@@ -139,8 +139,12 @@ def _resumed(resume: str | None) -> Path | None:
     return find_run(resume).path
 
 
-def _refuse_another_run(config: RunConfig, run_dir: Path) -> None:
-    """The same command goes on with its run; another config must not overwrite one by mistake."""
+def refuse_another_run(config: RunConfig, run_dir: Path) -> None:
+    """The same command goes on with its run; another config must not overwrite one by mistake.
+
+    Raises:
+        BadInput: If the directory holds a run whose result other keys have decided.
+    """
     from drumline.cli.state import read_config
     from drumline.run_directory import RunDirectory
 

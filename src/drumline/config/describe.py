@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, Union, get_args, get_origin
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from drumline.config.run import RunConfig
-from drumline.config.section import task_config_class
+from drumline.config.section import Section, task_config_class
 
 
 @dataclass(frozen=True)
@@ -25,30 +25,44 @@ class Key:
     meaning: str
 
 
-def describe_config(task: str | None = None) -> list[Key]:
+def describe_config(task: str | None = None, data: Mapping[str, Any] | None = None) -> list[Key]:
     """All keys of a RunConfig, those of the named task among them under `task.`.
 
+    Args:
+        task: Which task.
+        data: A config as read, whose names choose sections within the task's; its values do not
+            matter.
+
     Raises:
-        ConfigError: If there is no task of that name.
+        ConfigError: If there is no task, or no section, of that name.
     """
     keys: list[Key] = []
     for key in _keys(RunConfig, ""):
         if key.name == "task" and task is not None:
-            keys += _keys(task_config_class(task), "task.")
+            keys += _keys(task_config_class(task), "task.", _part(data, "task"))
         else:
             keys.append(key)
     return keys
 
 
-def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
+def _keys(
+    model: type[BaseModel], prefix: str, data: Mapping[str, Any] | None = None
+) -> Iterator[Key]:
     for name, field in model.model_fields.items():
-        inner = _section(field.annotation)
+        inner, part = _section(field.annotation), _part(data, name)
         if inner is not None and prefix + name != "task":
-            yield from _keys(inner, f"{prefix}{name}.")
+            if issubclass(inner, Section) and "name" in part:
+                inner = inner.variant(str(part["name"]))
+            yield from _keys(inner, f"{prefix}{name}.", part)
         else:
             yield Key(
                 prefix + name, _type(field.annotation), _default(field), field.description or ""
             )
+
+
+def _part(data: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+    part = (data or {}).get(name)
+    return part if isinstance(part, Mapping) else {}
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:

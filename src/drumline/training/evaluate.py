@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from drumline.config import ClusterEnvironment, DistributedConfig, RunConfig
 from drumline.config.section import import_object
@@ -27,12 +30,39 @@ class Evaluation:
     metrics: dict[str, float]
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A run's task and model with the weights of a checkpoint, on one device."""
+
+    task: Task
+    model: nn.Module
+    step: int
+
+
 def evaluate_run(run: RunDirectory, config: RunConfig, which: str = "last") -> Evaluation:
     """Evaluate a checkpoint of a run in this process. Nothing is written.
 
     Args:
         run: Where its checkpoints are.
         config: The run's config; keys that only concern evaluation may differ.
+        which: "last", "best", or the number of a step.
+
+    Raises:
+        BadInput: If the run was no task's, or has no such checkpoint.
+        CheckpointError: If the checkpoint is damaged, or does not fit the config.
+    """
+    with open_trained(run, config, which) as opened, torch.no_grad():
+        metrics = opened.task.evaluate(opened.model)
+        return Evaluation(opened.step, {name: float(value) for name, value in metrics.items()})
+
+
+@contextmanager
+def open_trained(run: RunDirectory, config: RunConfig, which: str = "last") -> Iterator[Opened]:
+    """A run's task and model as a checkpoint has them, in this process, in evaluation mode.
+
+    Args:
+        run: Where its checkpoints are.
+        config: The run's config.
         which: "last", "best", or the number of a step.
 
     Raises:
@@ -48,14 +78,15 @@ def evaluate_run(run: RunDirectory, config: RunConfig, which: str = "last") -> E
     checkpoint = CheckpointStore(run.checkpoints_path, config.checkpoint).choose(which)
     alone = config.model_copy(update={"distributed": DistributedConfig()})
     with open_world(alone, ClusterEnvironment.detect({})) as world:
-        return Evaluation(checkpoint.step, _evaluate(alone, world, checkpoint))
+        task: Task = import_object(config.task.implementation)()
+        yield from _opened(task, alone, world, checkpoint)
 
 
-def _evaluate(config: RunConfig, world: World, checkpoint: Checkpoint) -> dict[str, float]:
-    assert config.task is not None
+def _opened(
+    task: Task, config: RunConfig, world: World, checkpoint: Checkpoint
+) -> Iterator[Opened]:
     arithmetic = Arithmetic(config.precision, world.device)
     arithmetic.apply()
-    task: Task = import_object(config.task.implementation)()
     task.setup(Setup(config, world, EventLog(Path(os.devnull))))
     source = task.build_source()
     try:
@@ -63,8 +94,6 @@ def _evaluate(config: RunConfig, world: World, checkpoint: Checkpoint) -> dict[s
         model = task.build_model().to(world.device, arithmetic.weights)
         checkpoint.load_weights(model)
         task.load_state_dict(checkpoint.load_state().get("task", {}))
-        model.eval()
-        with torch.no_grad():
-            return {name: float(value) for name, value in task.evaluate(model).items()}
+        yield Opened(task, model.eval(), checkpoint.step)
     finally:
         source.close()

@@ -106,3 +106,13 @@ def test_reading_configs_needs_no_torch() -> None:
         "import drumline.planning, drumline.run_directory; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_names_in_a_config_choose_the_sections_of_a_task() -> None:
+    data = {"task": {"name": "clstm_ppo", "environment": {"name": "portfolio"}}}
+    keys = {key.name: key for key in describe_config("clstm_ppo", data)}
+    assert keys["task.environment.hmax"].default == "100.0"
+    assert "task.environment.hmax" not in {key.name for key in describe_config("clstm_ppo")}
+    data["task"]["environment"] = {"name": "nothing-like-it"}  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="no such environment"):
+        describe_config("clstm_ppo", data)

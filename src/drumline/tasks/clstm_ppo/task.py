@@ -108,7 +108,10 @@ class CLSTMPPOTask(Task):
         played: list[tuple[float, float, float]] = []
         if count:
             environments = build_environments(
-                self.config.environment, count, world.device, self.arithmetic.weights
+                self.config.environment.for_evaluation(),
+                count,
+                world.device,
+                self.arithmetic.weights,
             )
             numbers = torch.arange(first, first + count, device=world.device)
             seeds = mixed(config.seed, EVALUATION, numbers)

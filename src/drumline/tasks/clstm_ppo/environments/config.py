@@ -18,10 +18,13 @@ from drumline.config.section import import_object
 from drumline.errors import BadInput, ConfigError, ConfigProblem, MissingPackage
 
 _HERE = "drumline.tasks.clstm_ppo.environments"
+_TRADING = "drumline.tasks.clstm_ppo.trading.config"
 NAMES = {
     "cartpole_memory": f"{_HERE}.config:CartPoleMemoryConfig",
     "pendulum_memory": f"{_HERE}.config:PendulumMemoryConfig",
     "gymnasium": f"{_HERE}.config:GymnasiumConfig",
+    "portfolio": f"{_TRADING}:PortfolioConfig",
+    "options": f"{_TRADING}:OptionsConfig",
 }
 """Registered environments: name to "module:Class" of the config."""
 
@@ -43,6 +46,10 @@ class EnvironmentConfig(Section):
 
     def check(self) -> None:
         """Raise BadInput for what can be seen to be wrong before anything starts. No torch."""
+
+    def for_evaluation(self) -> EnvironmentConfig:
+        """The environment that a policy is evaluated in."""
+        return self
 
 
 class CartPoleMemoryConfig(EnvironmentConfig):

@@ -1,0 +1,1 @@
+"""Trading as an environment: market data, indicators, portfolios, options, and honest reports."""
