@@ -148,8 +148,12 @@ def _problem(model: type[BaseModel], data: dict[str, Any], error: dict[str, Any]
     key = ".".join(map(str, location)) or "config"
     if kind == "extra_forbidden":
         known = _known_keys(model, data, location[:-1])
-        near = get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-        remedy = f"Did you mean {near[0]}?" if near else f"Known keys: {', '.join(sorted(known))}."
+        names = {name: name for name in known}
+        if len(location) == 1 and isinstance(data.get("task"), dict):  # `task.` may be left out
+            names = {k: f"task.{k}" for k in _known_keys(model, data, ["task"])} | names
+        near = get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
+        listed = f"Known keys: {', '.join(sorted(known))}."
+        remedy = f"Did you mean {names[near[0]]}?" if near else listed
         remedy = _OTHER_NAMES.get(key, remedy)
         return ConfigProblem(key, error["input"], "unknown key", remedy)
     if kind == "missing":

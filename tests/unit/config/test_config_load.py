@@ -353,3 +353,11 @@ def test_a_config_survives_being_written_and_read(data: dict[str, Any]) -> None:
     assert parse_config(config.model_dump(mode="json")) == config
     through_yaml = yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))
     assert parse_config(through_yaml) == config
+
+
+def test_a_misspelt_key_of_the_task_is_recognised_where_task_was_left_out() -> None:
+    data = {"steps": 1, "global_batch": 4, "task": {"name": "sae", "activations": "a.npy"}}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(apply_overrides(data, ["latent=8"]))
+    (problem,) = [p for p in caught.value.problems if p.key == "latent"]
+    assert problem.remedy == "Did you mean task.latents?"
