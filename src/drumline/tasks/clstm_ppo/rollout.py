@@ -7,7 +7,7 @@ to the collector.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +84,13 @@ class Actor:
         self.starts = torch.empty(0)
         self.state: State = {}
         self._storage: dict[str, Tensor] = {}
+        self._steps_taken: Sequence[int] = range(steps)
+
+    def leave_out_steps(self) -> None:
+        """Act in the first steps of a rollout and in its last: the others are like them, where only
+        shapes matter.
+        """
+        self._steps_taken = sorted({*range(min(3, self.steps)), self.steps - 1})
 
     def reset(self, seeds: Tensor) -> None:
         """Begin the first episodes, each environment by its seed."""
@@ -98,7 +105,7 @@ class Actor:
         policy = self.policy()
         noise = self._noise(policy.actions.draws)
         cut_off = _CutOff(self.steps, self.environments)
-        for step in range(self.steps):
+        for step in self._steps_taken:
             if step % self.every == 0:
                 self._write(step // self.every, {f"state.{k}": v for k, v in self.state.items()})
             acted, actions, transition = self._step(policy, noise[step])
