@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import HELD_OUT, ROWS, SAERuns
 from safetensors.torch import save_file
+from shared_runs import HELD_OUT, ROWS, SAERuns
 from support import Finished, run_to_end, started, train, write_config
 
 from drumline.tasks.sae.activations import Manifest, ShardRecord

@@ -7,7 +7,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from conftest import SAERuns
+from shared_runs import SAERuns
 from support import assert_same_bits, run_to_end
 
 

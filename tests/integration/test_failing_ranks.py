@@ -11,7 +11,7 @@ import secrets
 import signal
 from pathlib import Path
 
-from conftest import REGRESSION, SAERuns
+from shared_runs import REGRESSION, SAERuns
 from support import Finished, assert_same_bits, run_to_end, script, started, train, write_config
 
 

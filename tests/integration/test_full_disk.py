@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import SAERuns
+from shared_runs import SAERuns
 from support import run_to_end, script, train, write_config
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SAERuns
+from shared_runs import SAERuns
 from support import PROGRAMS, Finished, largest_difference, started, write_config
 
 EXACT = 1e-9

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import GLOBAL_BATCH, SAERuns
+from shared_runs import GLOBAL_BATCH, SAERuns
 from support import Finished, largest_difference
 
 FP64, FP32 = 1e-9, 1e-4

@@ -8,7 +8,7 @@ import json
 from itertools import chain
 from pathlib import Path
 
-from conftest import SAERuns
+from shared_runs import SAERuns
 from support import (
     alone,
     largest_difference,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from conftest import REGRESSION, SAERuns
+from shared_runs import REGRESSION, SAERuns
 from support import PROGRAMS, Finished, assert_same_bits, run_to_end, torchrun, write_config
 
 
