@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from drumline.config import RunConfig
+from drumline.config import Mode, RunConfig
 from drumline.config.environment import visible_devices_setting
 from drumline.errors import DeviceError
 from drumline.hardware import Machine, visible_devices
 from drumline.planning import Plan, plan
 from drumline.run_directory import RunDirectory
+
+NOT_PREDICTED = (
+    "memory and step times were not predicted, so that the run starts at once: `drumline plan` "
+    "predicts both, and may find that fewer devices are as fast"
+)
 
 
 def visible_machine() -> Machine:
@@ -39,6 +44,9 @@ def plan_here(config: RunConfig) -> Plan:
             f"{simulated[0].name} is simulated; nothing can run on it.",
             remedy="Simulated devices are for planning: use --dry-run.",
         )
+    left_open = config.devices.strip() == "auto" or config.distributed.mode is Mode.AUTO
+    if config.task is not None and left_open and made.devices[0].kind != "cpu":
+        made = replace(made, reasons=(*made.reasons, NOT_PREDICTED))
     return made
 
 
