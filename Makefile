@@ -9,12 +9,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: demo test check soak gpu clean
+.PHONY: demo test check services soak gpu clean
 
 demo: $(VENV)/.demo
 	$(BIN)/drumline demo
 
-test: check
+test: check services
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.dev
@@ -22,6 +22,9 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+services:
+	scripts/test_services.sh
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest -m soak --timeout 3000
