@@ -1,23 +1,10 @@
-"""All tables, as SQLAlchemy Core describes them. Migrations make them; a test holds both equal.
-
-Times are milliseconds since 1970 in UTC, sizes bytes, unless a name says otherwise.
-"""
+"""Machines and their devices."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
-metadata = sa.MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "ck": "ck_%(table_name)s_%(constraint_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
-
-Integer = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+from drumline.database.tables.base import Integer, metadata
 
 hosts = sa.Table(
     "hosts",
