@@ -1,10 +1,12 @@
 """Whether the LSTM learns what only memory can do: returns over environment steps, as CSV.
 
-    python benchmarks/learning_curves.py [--seeds 0,1,2] [--cases cartpole,pendulum] > curves.csv
+    python benchmarks/learning_curves.py [--seeds 0,1,2] [--cases cartpole,pendulum] [--jobs 1]
+        > curves.csv
 
 Each case is an example's config, on one process and on two with the same environments, and with
 the LSTM's state zeroed at every step. Every so often 100 episodes are played with the likeliest
-actions. Progress, and at the end a table of the last evaluations, go to standard error.
+actions. `--jobs` trains several at once; seconds are then those of a busy machine, returns are the
+same. Progress, and at the end a table of the last evaluations, go to standard error.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +97,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--cases", default="", help="starts of names, with commas")
+    parser.add_argument("--jobs", type=int, default=1)
     asked = parser.parse_args()
     starts = tuple(asked.cases.split(","))
     writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
     writer.writeheader()
     last = []
-    for case in filter(lambda name: name.startswith(starts), CASES):
-        for seed in map(int, asked.seeds.split(",")):
-            rows = list(curve(case, seed))
+    cases = [name for name in CASES if name.startswith(starts)]
+    runs = [(case, seed) for case in cases for seed in map(int, asked.seeds.split(","))]
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for rows in pool.map(lambda run: list(curve(*run)), runs):
             writer.writerows({**row, **facts()} for row in rows)
             sys.stdout.flush()
             last.append(rows[-1])
