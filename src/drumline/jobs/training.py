@@ -129,11 +129,3 @@ class Attempt:
         """From a row of the table."""
         values = {field.name: getattr(row, field.name) for field in fields(cls)}
         return cls(**{**values, "gpu_ids": tuple(row.gpu_ids)})
-
-
-@dataclass(frozen=True)
-class Page:
-    """Part of a list. `next_cursor` gives the next part; None at the end."""
-
-    items: tuple[Training, ...]
-    next_cursor: str | None

@@ -1,14 +1,14 @@
 """The trainings of the service: made, read, listed, cancelled, resumed, copied, put away, deleted.
 
 Each is one short transaction. What supervisors write is `jobs.outcome`, who gets devices when is
-`jobs.queue` and `jobs.leases`, what trainings report is `jobs.metrics`.
+`jobs.queue` and `jobs.leases`, what trainings report is `jobs.reports`.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -26,28 +26,11 @@ from drumline.database.tables import (
 )
 from drumline.errors import ConfigError, ConfigProblem
 from drumline.jobs.asked import devices_asked
-from drumline.jobs.cursors import after, read_cursor, write_cursor
 from drumline.jobs.errors import IdempotencyConflict, UnknownTraining, WrongState
+from drumline.jobs.listing import Filter, Page, read_page
 from drumline.jobs.moves import move
 from drumline.jobs.states import ACTIVE, ENDED, State
-from drumline.jobs.training import Attempt, Page, Request, Training
-
-MOST_PER_PAGE = 200
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Which trainings a list shows; empty fields do not narrow it.
-
-    `text` is looked for in names, ids and run directories, whatever its case.
-    """
-
-    states: Collection[State] = ()
-    owner: str | None = None
-    task: str | None = None
-    host: str | None = None
-    text: str | None = None
-    archived: bool = False
+from drumline.jobs.training import Attempt, Request, Training
 
 
 class Trainings:
@@ -118,21 +101,8 @@ class Trainings:
         Raises:
             BadInput: If the cursor is not one that a list gave.
         """
-        wanted = wanted or Filter()
-        limit = max(1, min(limit, MOST_PER_PAGE))
-        query = (
-            sa.select(trainings)
-            .where(*_conditions(wanted))
-            .order_by(trainings.c.created_ms.desc(), trainings.c.id.desc())
-            .limit(limit + 1)
-        )
-        if cursor is not None:
-            query = query.where(after(*read_cursor(cursor)))
         with self._database.reading() as connection:
-            found = [Training.of(row) for row in connection.execute(query)]
-        more = len(found) > limit
-        items = tuple(found[:limit])
-        return Page(items, write_cursor(items[-1].created_ms, items[-1].id) if more else None)
+            return read_page(connection, wanted or Filter(), limit, cursor)
 
     def enqueue(self, training_id: str) -> Training:
         """Queue a draft.
@@ -356,26 +326,6 @@ def _get(connection: Connection, training_id: str) -> Training:
     if row is None:
         raise UnknownTraining(training_id)
     return Training.of(row)
-
-
-def _conditions(wanted: Filter) -> list[sa.ColumnElement[bool]]:
-    archived = trainings.c.archived_ms
-    conditions: list[sa.ColumnElement[bool]] = [
-        archived.is_not(None) if wanted.archived else archived.is_(None)
-    ]
-    if wanted.states:
-        conditions.append(trainings.c.state.in_(_values(wanted.states)))
-    for column, value in (
-        (trainings.c.owner, wanted.owner),
-        (trainings.c.task, wanted.task),
-        (trainings.c.host_id, wanted.host),
-    ):
-        if value is not None:
-            conditions.append(column == value)
-    if wanted.text:
-        columns = (trainings.c.name, trainings.c.id, trainings.c.run_dir)
-        conditions.append(sa.or_(*(c.icontains(wanted.text, autoescape=True) for c in columns)))
-    return conditions
 
 
 def _values(states: Collection[State]) -> list[str]:
