@@ -1,10 +1,11 @@
 """Whether the LSTM learns what only memory can do: returns over environment steps, as CSV.
 
-    python benchmarks/learning_curves.py [--seeds 0,1,2] [--cases cartpole,pendulum] > curves.csv
+    python benchmarks/learning_curves.py [--seeds 0,1,2] [--cases cartpole,pendulum] [--jobs 1]
 
 Each case is an example's config, on one process and on two with the same environments, and with
 the LSTM's state zeroed at every step. Every so often 100 episodes are played with the likeliest
-actions. Progress, and at the end a table of the last evaluations, go to standard error.
+actions. Progress, and at the end a table of the last evaluations, go to standard error. With
+several jobs at a time `seconds` says little.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +97,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--cases", default="", help="starts of names, with commas")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     asked = parser.parse_args()
     starts = tuple(asked.cases.split(","))
     writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
     writer.writeheader()
     last = []
-    for case in filter(lambda name: name.startswith(starts), CASES):
-        for seed in map(int, asked.seeds.split(",")):
-            rows = list(curve(case, seed))
+    cases = [case for case in CASES if case.startswith(starts)]
+    trainings = list(product(cases, map(int, asked.seeds.split(","))))
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for rows in pool.map(lambda training: list(curve(*training)), trainings):
             writer.writerows({**row, **facts()} for row in rows)
             sys.stdout.flush()
             last.append(rows[-1])
