@@ -54,6 +54,7 @@ def config_of(
             "rollout_steps": STEPS,
             "sequence_length": asked.sequence_length,
             "rollout_epochs": epochs,
+            "graphs": asked.graphs,
             "total_steps": 10**12 // size * size,
             "policy": {"hidden": HIDDEN, "heads": [64, 64], "sequences": asked.sequences},
         },
@@ -143,6 +144,7 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int)
     parser.add_argument("--sequences", default="auto")
     parser.add_argument("--sequence-length", type=int, help="by default the whole rollout")
+    parser.add_argument("--no-graphs", dest="graphs", action="store_false")
     parser.add_argument("--profile", type=int, default=0, help="rows of a table of kernels")
     asked = parser.parse_args()
     sizes = [tuple(map(int, size.split(":"))) for size in asked.sizes.split(",")]
