@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32", help="of ours")
     asked = parser.parse_args()
     asked.micro_batch, asked.sequences, asked.sequence_length = None, "auto", None
+    asked.graphs = True
     torch.set_num_threads(asked.threads)
     with tempfile.TemporaryDirectory() as folder:
         environment = write_prices(Path(folder) / "prices.csv")

@@ -13,6 +13,7 @@ parts of the whole. One row a size, as CSV.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import profile
 
 from drumline.config import ClusterEnvironment, RunConfig, parse_config
 from drumline.config.section import import_object
@@ -52,6 +54,7 @@ def config_of(
             "rollout_steps": STEPS,
             "sequence_length": asked.sequence_length,
             "rollout_epochs": epochs,
+            "graphs": asked.graphs,
             "total_steps": 10**12 // size * size,
             "policy": {"hidden": HIDDEN, "heads": [64, 64], "sequences": asked.sequences},
         },
@@ -109,6 +112,8 @@ def measure(asked: argparse.Namespace, world: World, environments: int, epochs: 
         while acting + learning < asked.seconds:
             acted, learned = rollout(session, world)
             acting, learning, rollouts = acting + acted, learning + learned, rollouts + 1
+        if asked.profile and world.is_main:
+            show_kernels(session, world, asked.profile)
     whole = acting + learning
     speed = rollouts * environments * world.size * STEPS / whole
     device = torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu"
@@ -118,6 +123,15 @@ def measure(asked: argparse.Namespace, world: World, environments: int, epochs: 
         *(f"{speed:.0f}", f"{acting / whole:.3f}", f"{learning / whole:.3f}"),
     ]
     return ",".join(map(str, facts))
+
+
+def show_kernels(session: Session, world: World, rows: int) -> None:
+    """Where the time of one rollout and its updates goes, to standard error."""
+    with profile() as found:
+        rollout(session, world)
+    order = "self_cuda_time_total" if world.device.type == "cuda" else "self_cpu_time_total"
+    table = found.key_averages().table(order, row_limit=rows, max_name_column_width=60)
+    print(table, file=sys.stderr)
 
 
 def main() -> None:
@@ -130,6 +144,8 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int)
     parser.add_argument("--sequences", default="auto")
     parser.add_argument("--sequence-length", type=int, help="by default the whole rollout")
+    parser.add_argument("--no-graphs", dest="graphs", action="store_false")
+    parser.add_argument("--profile", type=int, default=0, help="rows of a table of kernels")
     asked = parser.parse_args()
     sizes = [tuple(map(int, size.split(":"))) for size in asked.sizes.split(",")]
     first = config_of(asked, MINIBATCHES, 1)

@@ -123,6 +123,11 @@ class CLSTMPPOConfig(TaskConfig):
     sequence_length: PositiveInt | None = Field(
         None, description="steps of one training sequence; null: the whole rollout"
     )
+    graphs: bool = Field(
+        True,
+        description="on a GPU, launch a step of acting as one CUDA graph where the environment can "
+        "be recorded; results are the same",
+    )
     rollout_epochs: PositiveInt = Field(10, description="passes over each rollout")
     total_steps: PositiveInt | None = Field(
         None, description="stop after so many steps in all environments together"

@@ -1,98 +1,154 @@
-"""One LSTM layer as a loop over steps, for sequences in which episodes begin.
+"""One layer of several LSTMs at once as a loop over steps, for sequences in which episodes begin.
 
-A step's products and gates are written in place, and the backward multiplies for the weights'
-gradient once instead of at every step. Which sequences go this way is left to `sequences`.
+The LSTMs (actor and critic) stand side by side: a step is one batched product and one cell for all
+of them. What does not need the loop is outside it: the inputs' part of the gates before, and the
+weights' gradients after. Which sequences go this way is left to `sequences`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 
-class MaskedLoop(torch.autograd.Function):
-    """One LSTM layer over [L, n, 4H] gate inputs (in the order i, f, g, o, as torch has them)."""
+class Layer(NamedTuple):
+    """Weights of G LSTMs over D inputs with states of H, gates in the order i, f, g, o."""
+
+    weight: Tensor
+    """[G, 4H, D]."""
+    recurrent: Tensor
+    """[G, 4H, H]."""
+    bias: Tensor
+    """[G, 4H], both biases together."""
+
+
+def masked_loop(
+    inputs: Tensor, layer: Layer, hidden: Tensor, cell: Tensor, keep: Tensor, cut: frozenset[int]
+) -> Tensor:
+    """Outputs [L, G, n, H].
+
+    Args:
+        inputs: [L, G, n, D], or [L, 1, n, D] if all LSTMs read the same.
+        layer: The weights.
+        hidden: [G, n, H], before the first step. No gradient flows into it, nor into `cell`.
+        cell: [G, n, H].
+        keep: bool [L, n], false where the state is zeroed before a step.
+        cut: Steps at which it is in any sequence.
+    """
+    device = inputs.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else inputs.dtype
+    with torch.autocast(device, enabled=False):
+        found: Tensor = _MaskedLoop.apply(inputs.to(dtype), *layer, hidden, cell, keep, cut)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _MaskedLoop(torch.autograd.Function):
+    """Products are in the inputs' dtype; gates and states at least in float32."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        gates: Tensor,
+        inputs: Tensor,
         weight: Tensor,
+        recurrent: Tensor,
+        bias: Tensor,
         hidden: Tensor,
         cell: Tensor,
         keep: Tensor,
         cut: frozenset[int],
     ) -> Tensor:
-        """Outputs [L, n, H].
-
-        Args:
-            ctx: For the backward.
-            gates: What the inputs add to the gates, [L, n, 4H].
-            weight: The recurrent weights, [4H, H].
-            hidden: [n, H], before the first step. No gradient flows into it, nor into `cell`.
-            cell: [n, H].
-            keep: bool [L, n, 1], false where the state is zeroed before a step.
-            cut: Steps at which it is in any sequence.
-        """
-        length, count, width = gates.shape
-        size = width // 4
-        state_dtype = torch.promote_types(gates.dtype, torch.float32)
-        recurrent = weight.to(gates.dtype).t()
-        active = torch.empty(length, count, width, dtype=state_dtype, device=gates.device)
-        cells = active.new_empty(length, count, size)
-        befores, hiddens, outputs = (torch.empty_like(cells) for _ in range(3))
-        tanhs = torch.empty_like(cells)
-        hidden, cell = hidden.to(state_dtype), cell.to(state_dtype)
-        for step in range(length):
+        narrow = inputs.dtype
+        wide = torch.promote_types(narrow, torch.float32)
+        gates = torch.matmul(inputs, weight.to(narrow).mT).add_(bias.unsqueeze(1))
+        forward = recurrent.to(narrow).mT.contiguous()
+        kept = keep.to(wide).unsqueeze(-1)
+        hidden, cell = hidden.to(wide).contiguous(), cell.to(wide).contiguous()
+        hiddens, befores, afters, works, outputs = [], [], [], [], []
+        for step in range(len(gates)):
             if step in cut:
-                hidden, cell = hidden * keep[step], cell * keep[step]
-            hiddens[step], befores[step] = hidden, cell
-            gate = active[step]
-            if gates.dtype == state_dtype:
-                torch.addmm(gates[step], hidden, recurrent, out=gate)
-            else:
-                gate.copy_(torch.addmm(gates[step], hidden.to(gates.dtype), recurrent))
-            gate[:, : 2 * size].sigmoid_()
-            gate[:, 2 * size : 3 * size].tanh_()
-            gate[:, 3 * size :].sigmoid_()
-            enter, forget, new, leave = gate.chunk(4, dim=1)
-            cell = torch.mul(forget, cell, out=cells[step]).addcmul_(enter, new)
-            hidden = torch.mul(leave, torch.tanh(cell, out=tanhs[step]), out=outputs[step])
-        ctx.save_for_backward(active, befores, tanhs, hiddens, weight, keep)
-        ctx.cut, ctx.gate_dtype = cut, gates.dtype
-        return outputs
+                hidden, cell = hidden * kept[step], cell * kept[step]
+            added = torch.bmm(hidden.to(narrow), forward)
+            hiddens.append(hidden)
+            befores.append(cell)
+            hidden, cell, work = _cell(gates[step].to(wide), added.to(wide), cell)
+            outputs.append(hidden)
+            afters.append(cell)
+            works.append(work)
+        ctx.save_for_backward(inputs, weight, recurrent, kept, *hiddens, *befores, *afters, *works)
+        ctx.cut = cut
+        return torch.stack(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of `gates` and `weight`."""
-        active, befores, tanhs, hiddens, weight, keep = ctx.saved_tensors
-        length, count, width = active.shape
-        size = width // 4
-        outgoing = gradients[0].to(active.dtype)
-        recurrent = weight.to(ctx.gate_dtype)
-        into = torch.empty_like(active)
-        d_hidden = active.new_zeros(count, size)
-        d_cell = torch.zeros_like(d_hidden)
+        inputs, weight, recurrent, kept, *saved = ctx.saved_tensors
+        narrow, length = inputs.dtype, len(inputs)
+        hiddens, befores, afters, works = (
+            saved[begin : begin + length] for begin in range(0, len(saved), length)
+        )
+        outgoing, backward = gradients[0].to(kept.dtype), recurrent.to(narrow)
+        into: list[Tensor] = [kept] * length
+        d_hidden, d_cell = outgoing[-1], torch.zeros_like(befores[-1])
         for step in reversed(range(length)):
-            enter, forget, new, leave = active[step].chunk(4, dim=1)
-            d_enter, d_forget, d_new, d_leave = into[step].chunk(4, dim=1)
-            tanh = tanhs[step]
-            d_hidden = d_hidden + outgoing[step]
-            torch.mul(d_hidden * tanh, leave * (1 - leave), out=d_leave)
-            d_cell = torch.addcmul(d_cell, d_hidden * leave, 1 - tanh * tanh)
-            torch.mul(d_cell * new, enter * (1 - enter), out=d_enter)
-            torch.mul(d_cell * befores[step], forget * (1 - forget), out=d_forget)
-            torch.mul(d_cell * enter, 1 - new * new, out=d_new)
-            d_cell = d_cell * forget
-            d_hidden = (into[step].to(ctx.gate_dtype) @ recurrent).to(active.dtype)
+            into[step], d_cell = _cell_backward(
+                d_hidden, d_cell, befores[step], afters[step], works[step]
+            )
+            if step == 0:
+                break
+            d_hidden = torch.bmm(into[step].to(narrow), backward).to(kept.dtype)
             if step in ctx.cut:
-                d_hidden, d_cell = d_hidden * keep[step], d_cell * keep[step]
-        flat = into.view(-1, width).to(ctx.gate_dtype)
-        d_weight = flat.t() @ hiddens.view(-1, size).to(ctx.gate_dtype)
-        gates = into.to(ctx.gate_dtype)
-        return gates, d_weight.to(weight.dtype), None, None, None, None
+                d_cell = d_cell * kept[step]
+                d_hidden = torch.addcmul(outgoing[step - 1], d_hidden, kept[step])
+            else:
+                d_hidden = d_hidden.add_(outgoing[step - 1])
+        d_gates = torch.stack(into, dim=1).flatten(1, 2)  # [G, L * n, 4H]
+        from_gates = d_gates.to(narrow)
+        read = torch.stack(hiddens, dim=1).flatten(1, 2).to(narrow)
+        seen = inputs.transpose(0, 1).flatten(1, 2)
+        d_inputs = None
+        if ctx.needs_input_grad[0]:
+            d_inputs = torch.matmul(from_gates, weight.to(narrow))
+            d_inputs = d_inputs.view(len(weight), length, *inputs.shape[2:]).transpose(0, 1)
+            d_inputs = d_inputs.sum_to_size(inputs.shape)
+        d_weight = torch.matmul(from_gates.mT, seen).to(weight.dtype)
+        d_recurrent = torch.bmm(from_gates.mT, read).to(recurrent.dtype)
+        return d_inputs, d_weight, d_recurrent, d_gates.sum(dim=1), None, None, None, None
 
 
-masked_loop: Any = MaskedLoop.apply
+def _cell(gates: Tensor, added: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden and cell [G, n, H] after a step, and what the backward needs of its gates [G, n, 4H].
+
+    On a GPU it is the kernel of torch's own LSTMCell.
+    """
+    if gates.device.type == "cuda":
+        hidden, after, work = torch.ops.aten._thnn_fused_lstm_cell.default(
+            gates.flatten(0, 1), added.flatten(0, 1), cell.flatten(0, 1)
+        )
+        return hidden.view(cell.shape), after.view(cell.shape), work.view(gates.shape)
+    enter, forget, new, leave = (gates + added).chunk(4, dim=-1)
+    enter, forget, new, leave = enter.sigmoid(), forget.sigmoid(), new.tanh(), leave.sigmoid()
+    after = forget * cell + enter * new
+    return leave * after.tanh(), after, torch.cat([enter, forget, new, leave], dim=-1)
+
+
+def _cell_backward(
+    d_hidden: Tensor, d_cell: Tensor, before: Tensor, after: Tensor, work: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the gates [G, n, 4H] and of the cell before the step [G, n, H]."""
+    if work.device.type == "cuda":
+        flat = (each.flatten(0, 1) for each in (d_hidden, d_cell, before, after, work))
+        d_gates, d_before, _ = torch.ops.aten._thnn_fused_lstm_cell_backward_impl.default(
+            *flat, False
+        )
+        return d_gates.view(work.shape), d_before.view(before.shape)
+    enter, forget, new, leave = work.chunk(4, dim=-1)
+    tanh = after.tanh()
+    d_cell = d_cell + d_hidden * leave * (1 - tanh * tanh)
+    parts = [
+        d_cell * new * enter * (1 - enter),
+        d_cell * before * forget * (1 - forget),
+        d_cell * enter * (1 - new * new),
+        d_hidden * tanh * leave * (1 - leave),
+    ]
+    return torch.cat(parts, dim=-1), d_cell * forget

@@ -6,6 +6,7 @@ says how it is cut. *Loop*: one step after the other, the state zeroed where an 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from drumline.tasks.clstm_ppo.masked_loop import masked_loop
+from drumline.tasks.clstm_ppo.masked_loop import Layer, masked_loop
 from drumline.tasks.clstm_ppo.pieces import Bucket, Cuts, Pieces, places_in
 
 Way = Literal["auto", "fused", "loop"]
@@ -40,7 +41,7 @@ class Recurrent(nn.Module):
 
     def initial(self, count: int) -> Tensor:
         """The state before anything was read, [count, layers, 2, H]: hidden and cell."""
-        weight = self._weights(0)[0]
+        weight = self.weights(0)[0]
         return weight.new_zeros(count, self.layers, 2, self.hidden)
 
     def step(self, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,7 +49,7 @@ class Recurrent(nn.Module):
         states = []
         for layer in range(self.layers):
             hidden, cell = torch.lstm_cell(
-                inputs, (state[:, layer, 0], state[:, layer, 1]), *self._weights(layer)
+                inputs, (state[:, layer, 0], state[:, layer, 1]), *self.weights(layer)
             )
             states.append(torch.stack([hidden, cell], dim=1))
             inputs = hidden
@@ -72,7 +73,7 @@ class Recurrent(nn.Module):
             [L, n, H].
         """
         if way == "loop":
-            return self._loop(inputs, starts, state, cuts)
+            return loop_together([self], inputs, starts, [state], cuts)[0]
         if cuts.pieces is None:
             return self._stretches(inputs, starts, state, cuts)
         if cuts.buckets:
@@ -118,19 +119,40 @@ class Recurrent(nn.Module):
         outputs = outputs.index_copy(0, torch.cat(places), together)[:-1]
         return outputs.view(length, count, self.hidden)
 
-    def _loop(self, inputs: Tensor, starts: Tensor, state: Tensor, cuts: Cuts) -> Tensor:
-        keep, cut = (~starts).unsqueeze(-1), frozenset(cuts.steps)
-        for layer in range(self.layers):
-            weight, recurrent, bias, recurrent_bias = self._weights(layer)
-            gates = nn.functional.linear(inputs, weight, bias + recurrent_bias)
-            begin = (state[:, layer, 0], state[:, layer, 1])
-            inputs = masked_loop(gates, recurrent, *begin, keep, cut)
-        return inputs
-
-    def _weights(self, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def weights(self, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of a layer: [4H, D] for what it reads, [4H, H] for its state, and two biases [4H]."""
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         found = [getattr(self.lstm, f"{name}_l{layer}") for name in names]
         return found[0], found[1], found[2], found[3]
+
+
+def loop_together(
+    lstms: Sequence[Recurrent],
+    inputs: Tensor,
+    starts: Tensor,
+    states: Sequence[Tensor],
+    cuts: Cuts,
+) -> tuple[Tensor, ...]:
+    """Outputs of several LSTMs of one size that read the same, in one loop over the steps.
+
+    Args:
+        lstms: G of them.
+        inputs: [L, n, D].
+        starts: bool [L, n]: the state is zeroed before these steps.
+        states: Before the first step, [n, layers, 2, H] each.
+        cuts: `find_cuts(starts)`.
+
+    Returns:
+        [L, n, H] each.
+    """
+    read, cut = inputs.unsqueeze(1), frozenset(cuts.steps)
+    for number in range(lstms[0].layers):
+        weights = zip(*(lstm.weights(number) for lstm in lstms), strict=True)
+        weight, recurrent, bias, recurrent_bias = (torch.stack(each) for each in weights)
+        layer = Layer(weight, recurrent, bias + recurrent_bias)
+        hidden, cell = torch.stack([state[:, number] for state in states]).unbind(dim=2)
+        read = masked_loop(read, layer, hidden, cell, ~starts, cut)
+    return read.unbind(dim=1)
 
 
 def _begun(state: Tensor, pieces: Pieces) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drumline.tasks.clstm_ppo.masked_loop import masked_loop
+from drumline.tasks.clstm_ppo.masked_loop import Layer, masked_loop
 from drumline.tasks.clstm_ppo.pieces import (
     BUCKET_ROWS,
     Bucket,
@@ -16,7 +16,7 @@ from drumline.tasks.clstm_ppo.pieces import (
     find_pieces,
     places_in,
 )
-from drumline.tasks.clstm_ppo.sequences import Recurrent, Way
+from drumline.tasks.clstm_ppo.sequences import Recurrent, Way, loop_together
 
 STEPS, COUNT, INPUTS, HIDDEN, LAYERS = 17, 6, 3, 5, 2
 Run = Callable[[Recurrent, Tensor, Tensor, Tensor], Tensor]
@@ -124,18 +124,44 @@ def test_nothing_passes_a_cut_and_all_else_goes_on(name: str) -> None:
     assert same.tolist() == [True, True, False, True, True, True]
 
 
-def test_the_loops_gradient_is_the_difference_quotient() -> None:
+@pytest.mark.parametrize("readers", [1, 2])
+def test_the_loops_gradient_is_the_difference_quotient(readers: int) -> None:
+    """Of two LSTMs that read the same, or each its own."""
     torch.manual_seed(2)
-    gates = torch.randn(4, 3, 8, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(8, 2, dtype=torch.float64, requires_grad=True)
-    state = torch.randn(2, 3, 2, dtype=torch.float64)
-    keep = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 1, 1], [1, 1, 1]]).bool().unsqueeze(-1)
+    sizes = {"inputs": (4, readers, 3, 2), "weight": (2, 8, 2), "recurrent": (2, 8, 2)}
+    sizes["bias"] = (2, 8)
+    parts = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes.values()]
+    hidden, cell = torch.randn(2, 2, 3, 2, dtype=torch.float64)
+    keep = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 1, 1], [1, 1, 1]]).bool()
 
-    def run(gates: Tensor, weight: Tensor) -> Tensor:
-        outputs: Tensor = masked_loop(gates, weight, *state, keep, frozenset([0, 2]))
-        return outputs
+    def run(inputs: Tensor, weight: Tensor, recurrent: Tensor, bias: Tensor) -> Tensor:
+        layer = Layer(weight, recurrent, bias)
+        return masked_loop(inputs, layer, hidden, cell, keep, frozenset([0, 2]))
 
-    assert torch.autograd.gradcheck(run, (gates, weight))
+    assert torch.autograd.gradcheck(run, parts)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_loop_over_two_lstms_is_each_for_itself(device: str) -> None:
+    """Outputs and all gradients, in float64; on a GPU, whose cell is another kernel, too."""
+    lstm, inputs, starts, state = made(device=device)
+    other = Recurrent(INPUTS, HIDDEN, LAYERS).to(inputs)
+    inputs.requires_grad_()
+    cuts = find_cuts(starts)
+    states = [state, state.flip(0)]
+    both = loop_together([lstm, other], inputs, starts, states, cuts)
+    apart = [
+        each(inputs, starts, begun, cuts, "fused")
+        for each, begun in zip((lstm, other), states, strict=True)
+    ]
+    variables = [inputs, *lstm.parameters(), *other.parameters()]
+    found, wanted = (
+        torch.autograd.grad(outputs[0].sin().sum() + outputs[1].cos().sum(), variables)
+        for outputs in (both, apart)
+    )
+    for ours, theirs in zip((*both, *found), (*apart, *wanted), strict=True):
+        away, size = (ours - theirs).detach().abs().max(), theirs.detach().abs().max()
+        assert float(away) < 1e-12 * max(1.0, float(size))
 
 
 def test_without_a_cut_there_is_one_stretch() -> None:
