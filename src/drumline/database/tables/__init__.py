@@ -14,9 +14,19 @@ from drumline.database.tables.history import (
     gpu_metrics_states,
 )
 from drumline.database.tables.machines import devices, hosts
+from drumline.database.tables.trainings import (
+    attempts,
+    gpu_leases,
+    reservations,
+    training_events,
+    training_metrics,
+    trainings,
+)
 
 __all__ = [
+    "attempts",
     "devices",
+    "gpu_leases",
     "gpu_metrics_1min",
     "gpu_metrics_10s",
     "gpu_metrics_15min",
@@ -26,4 +36,8 @@ __all__ = [
     "gpu_metrics_states",
     "hosts",
     "metadata",
+    "reservations",
+    "training_events",
+    "training_metrics",
+    "trainings",
 ]
