@@ -15,6 +15,8 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +35,22 @@ COLUMNS = (
 )
 
 
-def config_of(asked: argparse.Namespace, environments: int, epochs: int) -> RunConfig:
+def config_of(
+    asked: argparse.Namespace,
+    environments: int,
+    epochs: int,
+    environment: dict[str, Any] | None = None,
+) -> RunConfig:
+    """The run to measure; without an environment of its own in the one asked for."""
     size = environments * STEPS
     data: dict[str, Any] = {
         "task": {
             "name": "clstm_ppo",
-            "environment": {"name": asked.environment, "episode_limit": asked.episode_limit},
+            "environment": environment
+            or {"name": asked.environment, "episode_limit": asked.episode_limit},
             "environments": environments,
             "rollout_steps": STEPS,
+            "sequence_length": asked.sequence_length,
             "rollout_epochs": epochs,
             "total_steps": 10**12 // size * size,
             "policy": {"hidden": HIDDEN, "heads": [64, 64], "sequences": asked.sequences},
@@ -74,22 +84,31 @@ def rollout(session: Session, world: World) -> tuple[float, float]:
     return acting, learning
 
 
-def measure(asked: argparse.Namespace, world: World, environments: int, epochs: int) -> str:
-    config = config_of(asked, environments * world.size, epochs)
+@contextmanager
+def opened(config: RunConfig, world: World) -> Iterator[Session]:
+    """A run that is ready for its first step, in a folder of its own."""
     assert config.task is not None
     with tempfile.TemporaryDirectory() as folder:
         task = import_object(config.task.implementation)()
         session = open_session(config, task, world, RunDirectory.create(Path(folder) / "run"))
         session.open_source()
+        try:
+            yield session
+        finally:
+            session.source.close()
+            session.strategy.teardown()
+            session.events.close()
+
+
+def measure(asked: argparse.Namespace, world: World, environments: int, epochs: int) -> str:
+    config = config_of(asked, environments * world.size, epochs)
+    with opened(config, world) as session:
         rollout(session, world)
         acting = learning = 0.0
         rollouts = 0
         while acting + learning < asked.seconds:
             acted, learned = rollout(session, world)
             acting, learning, rollouts = acting + acted, learning + learned, rollouts + 1
-        session.source.close()
-        session.strategy.teardown()
-        session.events.close()
     whole = acting + learning
     speed = rollouts * environments * world.size * STEPS / whole
     device = torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu"
@@ -110,6 +129,7 @@ def main() -> None:
     parser.add_argument("--episode-limit", type=int, default=1000)
     parser.add_argument("--micro-batch", type=int)
     parser.add_argument("--sequences", default="auto")
+    parser.add_argument("--sequence-length", type=int, help="by default the whole rollout")
     asked = parser.parse_args()
     sizes = [tuple(map(int, size.split(":"))) for size in asked.sizes.split(",")]
     first = config_of(asked, MINIBATCHES, 1)

@@ -18,7 +18,8 @@ from drumline.tasks.clstm_ppo.config import PolicyConfig
 from drumline.tasks.clstm_ppo.distributions import build_actions
 from drumline.tasks.clstm_ppo.environments.spaces import ActionSpace
 from drumline.tasks.clstm_ppo.features import WindowFeatures, windows_of
-from drumline.tasks.clstm_ppo.sequences import Recurrent, find_cuts
+from drumline.tasks.clstm_ppo.pieces import find_cuts
+from drumline.tasks.clstm_ppo.sequences import Recurrent
 
 State = dict[str, Tensor]
 ACTOR_GAIN = 0.01
