@@ -88,7 +88,9 @@ def _in_loops(connection: Connection, stretch: Stretch, numbers: Sequence[int]) 
         "begin_s": stretch.begin_s,
         "end_s": stretch.end_s,
     }
-    return connection.execute(sa.text(query), values).all()
+    driver: Any = connection.connection.driver_connection  # thousands of plain tuples, no more
+    rows: list[tuple[Any, ...]] = driver.execute(query, values).fetchall()
+    return rows
 
 
 def _have_numbers(connection: Connection, count: int) -> None:
