@@ -92,15 +92,6 @@ def test_what_is_not_finite_is_counted_and_not_averaged(service: Service) -> Non
     values = [Value("loss", step, step, value) for step, value in enumerate([1.0, 3.0, *bad])]
     reports.write(token, Batch(tuple(values)))
     assert reports.metrics(training_id, points=1)["loss"] == [Point(4, 4, 2.0, 1.0, 3.0, 2, 3)]
-    assert reports.latest(training_id) == {"loss": Value("loss", 4, 4, None)}
-
-
-def test_the_latest_of_each_metric(service: Service) -> None:
-    training_id, token = running(service)
-    values = (Value("loss", 1, 1, 9.0), Value("loss", 2, 2, 8.0), Value("fvu", 1, 1, 0.5))
-    service.trainings.reports.write(token, Batch(values))
-    latest = service.trainings.reports.latest(training_id)
-    assert {name: value.value for name, value in latest.items()} == {"loss": 8.0, "fvu": 0.5}
 
 
 def test_events_come_in_order_and_in_parts(service: Service) -> None:

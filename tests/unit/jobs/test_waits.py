@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from queue_cases import BROKEN, Service, service_at
 
 from drumline.hardware import GpuProcess, Machine
+from drumline.jobs.outlook import Outlook
 from drumline.jobs.queue import Host, Rules, Slot, Waiting
-from drumline.jobs.queue_view import QueueView
 from drumline.jobs.waits import Wait, explain
 
 MINUTE = 60_000
@@ -135,18 +135,18 @@ def test_every_training_is_told_something(
 MACHINE = Machine.probe(simulate="2xH100")
 
 
-def view(service: Service) -> QueueView:
-    return QueueView(service.database, rules=service.rules, clock=service.clock)
+def outlook(service: Service) -> Outlook:
+    return Outlook(service.database, rules=service.rules, clock=service.clock)
 
 
-def test_the_view_tells_of_a_databases_queue(database_url: str) -> None:
+def test_the_outlook_tells_of_a_databases_queue(database_url: str) -> None:
     with service_at(database_url) as service:
         service.add_host(MACHINE)
         running = service.ask(2, expected_s=60)
         claimed = service.leases.claim("h", MACHINE)
         assert claimed is not None
         first, second = service.ask(1, expected_s=5), service.ask(2)
-        told = view(service).waits({"h": MACHINE})
+        told = outlook(service).waits({"h": MACHINE})
         assert list(told) == [first, second]
         claimed_ms = service.trainings.attempts(running)[0].claimed_ms
         assert told[first].may_start_ms == claimed_ms + 60_000
@@ -156,7 +156,7 @@ def test_the_view_tells_of_a_databases_queue(database_url: str) -> None:
         service.outcomes.starting(claimed.token)
         service.outcomes.finish(claimed.token, BROKEN, release=False)
         service.trainings.resume(running)
-        told = view(service).waits({"h": MACHINE})
+        told = outlook(service).waits({"h": MACHINE})
         assert {name: wait.code for name, wait in told.items()}[running] == "draining"
         assert sorted(wait.position for wait in told.values()) == [1, 2, 3]
 
@@ -167,7 +167,7 @@ def test_a_process_of_somebody_else_is_named(sqlite_url: str) -> None:
         machine = replace(MACHINE, devices=(busy, MACHINE.devices[1]))
         service.add_host(machine)
         waiting = service.ask(2)
-        told = view(service).waits({"h": machine})[waiting]
+        told = outlook(service).waits({"h": machine})[waiting]
         assert told.code == "devices"
         assert "process 7 of ann" in told.reason
         assert told.unknown == (
@@ -182,4 +182,4 @@ def test_trainings_on_the_cpu_wait_for_room(sqlite_url: str) -> None:
             service.ask(0)
             assert service.leases.claim("h", MACHINE) is not None
         waiting = service.ask(0)
-        assert view(service).waits({"h": MACHINE})[waiting].code == "devices"
+        assert outlook(service).waits({"h": MACHINE})[waiting].code == "devices"

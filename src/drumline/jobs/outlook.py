@@ -1,4 +1,4 @@
-"""The queue as users see it: each training that waits, in order, and why it waits."""
+"""The queue as people see it: its order, why each training waits, and when it may start."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from drumline.jobs.waiting import read_draining, read_taken, read_usage, read_wa
 from drumline.jobs.waits import Wait, explain
 
 
-class QueueView:
-    """Reads the queue of one database; changes nothing."""
+class Outlook:
+    """Looks at the queue of one database without changing it."""
 
     def __init__(
         self,
