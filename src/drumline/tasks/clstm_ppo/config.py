@@ -159,6 +159,11 @@ class CLSTMPPOConfig(TaskConfig):
         """Whether the task's own keys say when a run ends."""
         return self.total_steps is not None or self.num_episodes is not None
 
+    @property
+    def untraced(self) -> tuple[str, ...]:
+        """A trace sees learning only."""
+        return ("acting in the environments (timed with --calibrate)",)
+
     def check(self) -> None:
         """Look for the environment."""
         self.environment.check()
