@@ -1,5 +1,6 @@
 # make demo    install into .venv, then train a sparse autoencoder on what this machine has
-# make test    install what tests need, then run every check and test
+# make test    install what tests need, then run every check and test; starts PostgreSQL and Redis
+#              where they are installed and not running (scripts/test_services.sh)
 # make soak    the long fault tests: many kills at random moments
 # make gpu     the same equality tests over NCCL, on a machine with two GPUs or more
 
