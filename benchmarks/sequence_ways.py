@@ -5,10 +5,10 @@
 
 Sequences of 128 steps; two LSTMs of 256 (actor and critic) over 32 features. `episode` is the mean
 length of episodes, which end at random; 0: none begins but the first. `chosen` is the fused way
-that `find_cuts` takes. Then milliseconds: of torch's fused LSTMs over stretches in which no sequence has
-a cut; over padded pieces (CPU) or one packed call of the pieces (GPU); of the loop; and on a GPU of
-the loop as CUDA graphs. The constants in `pieces` were read from such a table. On a CPU with one
-thread time is the process's own, which others on the machine do not lengthen.
+that `find_cuts` takes. Then milliseconds: of torch's fused LSTMs over stretches in which no
+sequence has a cut; over padded pieces (CPU) or one packed call of the pieces (GPU); of the loop;
+and on a GPU of the loop as CUDA graphs. The constants in `pieces` were read from such a table. On a
+CPU with one thread time is the process's own, which others on the machine do not lengthen.
 """
 
 from __future__ import annotations
