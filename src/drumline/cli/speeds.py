@@ -18,8 +18,14 @@ def profiled(config: RunConfig, profile: DeviceProfile) -> Speed:
     """The speed of a profile, for what a trace says the config costs."""
     from drumline.bench.workload_trace import trace_workload
 
-    granularity = config.task.granularity if config.task else 1
-    return ProfiledSpeed(trace_workload(config), profile, config.precision, granularity)
+    task = config.task
+    return ProfiledSpeed(
+        trace_workload(config),
+        profile,
+        config.precision,
+        task.granularity if task else 1,
+        task.untraced if task else (),
+    )
 
 
 def for_estimate(
