@@ -137,7 +137,7 @@ def train(
 
     with open_run(config, made) as run:
         _follow(run, config, follower)
-        request = LaunchRequest(run, made, "train", spread=config.distributed)
+        request = LaunchRequest(run, made, "train", spread=config.distributed, config=config)
         return _outcome(launch(request, follower.output), run)
 
 
@@ -153,7 +153,8 @@ def run_script(request: ScriptRequest, follower: Follower) -> Outcome:
     script = (str(request.script), *request.arguments)
     with run.held():
         follower.watch(run.events_path)
-        return _outcome(launch(LaunchRequest(run, made, "script", script), follower.output), run)
+        asked = LaunchRequest(run, made, "script", script, config=nominal)
+        return _outcome(launch(asked, follower.output), run)
 
 
 def extract(options: ExtractOptions, gpus: str, follower: Follower) -> Outcome:
