@@ -5,5 +5,23 @@ Times are milliseconds since 1970 in UTC, sizes bytes, unless a name says otherw
 
 from drumline.database.tables.base import metadata
 from drumline.database.tables.machines import devices, hosts
+from drumline.database.tables.trainings import (
+    attempts,
+    gpu_leases,
+    reservations,
+    training_events,
+    training_metrics,
+    trainings,
+)
 
-__all__ = ["devices", "hosts", "metadata"]
+__all__ = [
+    "attempts",
+    "devices",
+    "gpu_leases",
+    "hosts",
+    "metadata",
+    "reservations",
+    "training_events",
+    "training_metrics",
+    "trainings",
+]
