@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from drumline.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_RESUME_ME
+from drumline.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_RESUME_ME, DeviceError
 from drumline.jobs.outcome import Ending
 from drumline.jobs.states import State
 from drumline.run_directory import RunDirectory
@@ -20,15 +20,18 @@ def ending_of(exit_code: int, run: RunDirectory) -> Ending:
     """How an attempt ended whose launcher ended with `exit_code`.
 
     A stop nobody is known to have asked for, as by the shutdown of the machine, and a launcher
-    that was killed are no ends of the training: it goes on in another attempt.
+    that was killed are no ends of the training, nor are devices that are not to be had any more:
+    it goes on in another attempt.
     """
-    said = _last_word(run)
+    code, said = _last_word(run)
     if exit_code == EXIT_DONE:
         return Ending(State.SUCCEEDED, "done", "done", exit_code)
     if exit_code == EXIT_RESUME_ME:
         return Ending(State.QUEUED, "stopped", said or "stopped on request", exit_code)
     if exit_code < 0:
         return Ending(State.QUEUED, "lost", f"the launcher was killed by signal {-exit_code}")
+    if code == DeviceError.code:  # somebody outside the queue was faster
+        return Ending(State.QUEUED, "device_taken", said, exit_code)
     cause = "bad_input" if exit_code == EXIT_BAD_INPUT else "failed"
     verdict = said or f"the launcher ended with exit code {exit_code}"
     return Ending(State.FAILED, cause, verdict, exit_code)
@@ -60,18 +63,18 @@ def ending_found(run_dir: str | None, claimed_ms: int) -> Ending | None:
     return None
 
 
-def _last_word(run: RunDirectory) -> str:
-    """The message of the launcher's JSON, or of result.json; empty where there is neither."""
+def _last_word(run: RunDirectory) -> tuple[str, str]:
+    """Code and message of the launcher's JSON, or of result.json; empty where there is neither."""
     try:
         said: Any = json.loads((run.logs_path / LAST_WORD).read_text())
     except (OSError, ValueError):
         said = None
     if isinstance(said, dict):
         error = said.get("error")
-        told = _sentence(error if isinstance(error, dict) else said)
-        if told:
-            return told
-    return _sentence(run.result() or {})
+        told = error if isinstance(error, dict) else said
+        if _sentence(told):
+            return str(told.get("code", "")), _sentence(told)
+    return "", _sentence(run.result() or {})
 
 
 def _sentence(told: Mapping[str, Any]) -> str:

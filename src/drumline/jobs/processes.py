@@ -83,18 +83,24 @@ def end_all(mark: str, *, besides: Collection[int] = (), within_s: float = 10.0)
         for process in left:
             with suppress(psutil.Error):
                 process.kill()
-        reap()
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)
 
 
-def ask_to_stop(mark: str, launcher: int) -> None:
-    """SIGTERM to the launcher of an attempt, which has its ranks save and stop."""
-    for process in members(mark):
-        if process.pid == launcher:
-            with suppress(psutil.Error):
+def let_save(mark: str, within_s: float) -> None:
+    """Give an attempt that has lost its supervisor time to save: SIGTERM to its launcher, which
+    has the ranks stop at the next step. Returns when all have ended, or the time is over.
+    """
+    left = members(mark)
+    own = {process.pid for process in left}
+    for process in left:
+        with suppress(psutil.Error):
+            if process.ppid() not in own:  # the launcher; a signal to its loaders would break it
                 process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + within_s
+    while members(mark) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
 
 
 def reap(besides: Collection[int] = ()) -> None:

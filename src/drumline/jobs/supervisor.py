@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import TypeVar
@@ -65,15 +66,18 @@ class Order:
         """What the processes of this attempt carry."""
         return mark_of(self.training_id, self.number)
 
-    def as_json(self) -> str:
-        """For standard input."""
-        return json.dumps(asdict(self))
+    def as_json(self, settings: ServiceSettings) -> str:
+        """The order and the settings of whoever gives it, for standard input."""
+        return json.dumps({"order": asdict(self), "settings": settings.model_dump(mode="json")})
 
     @classmethod
-    def read(cls, text: str) -> Order:
+    def read(cls, text: str) -> tuple[Order, ServiceSettings]:
         """From standard input."""
         told = json.loads(text)
-        return cls(told["training_id"], told["number"], told["token"], tuple(told["gpu_ids"]))
+        order = told["order"]
+        return cls(**{**order, "gpu_ids": tuple(order["gpu_ids"])}), ServiceSettings(
+            **told["settings"]
+        )
 
 
 class Supervisor:
@@ -144,7 +148,7 @@ class Supervisor:
             self._copy()
             self._ask_to_stop()
             reap(besides={self._launcher.pid})
-            self._shutdown.wait(_TICK_S) if not self._shutdown.is_set() else time.sleep(_TICK_S)
+            time.sleep(_TICK_S)
         self._end_processes()
         self._copy(now=True)
 
@@ -220,9 +224,8 @@ class Supervisor:
         """Kill all that the attempt has started, and wait until it is gone, however long."""
         while not end_all(self._order.mark, besides={os.getpid()}):
             logger.warning("Processes of the attempt do not end; they are waited for.")
-            if self._launcher is not None:
-                self._launcher.poll()
-            self._heartbeat()
+            with suppress(LeaseLost):
+                self._heartbeat()
 
     def _try(self, action: Callable[[], T]) -> T | None:
         """The action's value; None where the database is away.
@@ -261,14 +264,13 @@ def _log_to(run: RunDirectory) -> None:
 
 def main() -> None:
     """Take the order from standard input and supervise."""
-    text = sys.stdin.readline()
+    text = sys.stdin.read()
     if not text:  # the agent died before it could hand the order over
         return
-    order = Order.read(text)
+    order, settings = Order.read(text)
     assert os.environ.get(MARK) == order.mark, "the agent marks its supervisors"
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     adopt_orphans()
-    settings = ServiceSettings()
     supervisor = Supervisor(settings, open_database(settings.database), order)
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:

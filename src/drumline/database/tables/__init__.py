@@ -4,6 +4,15 @@ Times are milliseconds since 1970 in UTC, sizes bytes, unless a name says otherw
 """
 
 from drumline.database.tables.base import metadata
+from drumline.database.tables.history import (
+    gpu_metrics_1min,
+    gpu_metrics_10s,
+    gpu_metrics_15min,
+    gpu_metrics_history,
+    gpu_metrics_jobs,
+    gpu_metrics_marks,
+    gpu_metrics_states,
+)
 from drumline.database.tables.machines import devices, hosts
 from drumline.database.tables.trainings import (
     attempts,
@@ -18,6 +27,13 @@ __all__ = [
     "attempts",
     "devices",
     "gpu_leases",
+    "gpu_metrics_10s",
+    "gpu_metrics_15min",
+    "gpu_metrics_1min",
+    "gpu_metrics_history",
+    "gpu_metrics_jobs",
+    "gpu_metrics_marks",
+    "gpu_metrics_states",
     "hosts",
     "metadata",
     "reservations",
