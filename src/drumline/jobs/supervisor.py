@@ -27,7 +27,7 @@ from drumline.config.service import ServiceSettings
 from drumline.database import Database, DatabaseError, open_database
 from drumline.errors import DrumlineError
 from drumline.events import EventReader
-from drumline.jobs.copying import MOST_BYTES, batch_of
+from drumline.jobs.copying import Copier
 from drumline.jobs.endings import ending_of
 from drumline.jobs.errors import LeaseLost
 from drumline.jobs.launching import devices_of, mark_of, prepare, run_path, start_launcher
@@ -90,10 +90,10 @@ class Supervisor:
         self._reports = Reports(database)
         self._trainings = Trainings(database)
         self._launcher: subprocess.Popen[bytes] | None = None
-        self._reader: EventReader | None = None
+        self._copier: Copier | None = None
         self._stop_since_s: float | None = None
         self._beat_s = self._copied_s = float("-inf")
-        self._is_running = self._is_pausing = False
+        self._is_pausing = False
         self._wanted: str | None = None
         self._shutdown = threading.Event()
 
@@ -136,7 +136,8 @@ class Supervisor:
 
     def _launch(self, run: RunDirectory, training: Training) -> None:
         _log_to(run)
-        self._reader = EventReader(run.events_path, training.events_offset)
+        reader = EventReader(run.events_path, training.events_offset)
+        self._copier = Copier(reader, self._reports, self._outcomes, self._order.token)
         devices = devices_of(training.config, self._order.gpu_ids)
         self._launcher = start_launcher(run, devices, self._settings, self._order.mark)
 
@@ -173,52 +174,39 @@ class Supervisor:
         if now_s - self._stop_since_s > self._settings.stop_grace_s:
             logger.warning("It has not stopped in time and is killed.")
             self._end_processes()
-        if self._is_running and not self._is_pausing:
-            done = self._try(lambda: self._outcomes.pausing(self._order.token) or True)
-            self._is_pausing = bool(done)
+        if self._copier is not None and self._copier.is_running and not self._is_pausing:
+            self._is_pausing = self._try(self._tell_pausing) is not None
+
+    def _tell_pausing(self) -> bool:
+        self._outcomes.pausing(self._order.token)
+        return True
 
     def _copy(self, *, now: bool = False) -> None:
-        """Bring new events to the database; what cannot be brought now is read again later."""
+        """Bring new events to the database; at the end, `now`, all of them."""
         now_s = time.monotonic()
-        if self._reader is None or (now_s - self._copied_s < _COPY_EVERY_S and not now):
+        if self._copier is None or (now_s - self._copied_s < _COPY_EVERY_S and not now):
             return
         self._copied_s = now_s
-        while True:
-            before = self._reader.offset
-            located = self._reader.located(MOST_BYTES)
-            if self._reader.offset == before:
-                return
-            batch = batch_of(located, self._reader.offset)
-            started = [event for _, event in located if event["kind"] == "run_started"]
-
-            def bring() -> bool:
-                if started and not self._is_running:
-                    size = started[-1].get("world_size")
-                    self._outcomes.running(
-                        self._order.token, world_size=size, steps=started[-1].get("steps")
-                    )
-                    self._is_running = True
-                self._reports.write(self._order.token, batch)
-                return True
-
-            if (self._insist if now else self._try)(bring) is None:
-                self._reader = EventReader(self._reader.path, before)
-                return
+        if now:
+            self._insist(self._copier.bring)
+        else:
+            self._try(self._copier.bring)
 
     def _finish(self, ending: Ending) -> None:
         """Write the outcome when no process is left, and give the devices back when they are free
         of what those held.
         """
         token, gpu_ids = self._order.token, self._order.gpu_ids
-        free = memory_has_fallen(self._settings.simulate, gpu_ids)
-        state = self._insist(lambda: self._outcomes.finish(token, ending, release=free))
+        free = given = memory_has_fallen(self._settings.simulate, gpu_ids)
+        state = self._insist(lambda: self._outcomes.finish(token, ending, release=given))
         logger.info("The training is %s: %s", state, ending.verdict)
         deadline_s = time.monotonic() + _MEMORY_PATIENCE_S
         while not free and time.monotonic() < deadline_s:
             self._heartbeat()
             time.sleep(1)
             free = memory_has_fallen(self._settings.simulate, gpu_ids)
-        self._insist(lambda: self._leases.release(token) or True)
+        if not given:
+            self._insist(lambda: self._leases.release(token))
 
     def _end_processes(self) -> None:
         """Kill all that the attempt has started, and wait until it is gone, however long."""
