@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from drumline.errors import BadInput, DrumlineError
 
 
@@ -57,4 +59,18 @@ class LeaseLost(DrumlineError):
         super().__init__(
             "The lease of this attempt is lost: it ran out and was taken back, or it has ended.",
             remedy="End the attempt's processes; the training goes on in another attempt.",
+        )
+
+
+class DeviceTaken(BadInput):
+    """A device asked for is somebody else's."""
+
+    code = "device_taken"
+
+    def __init__(self, holders: Mapping[str, str]) -> None:
+        told = "; ".join(f"{uuid}: {holder}" for uuid, holder in sorted(holders.items()))
+        super().__init__(
+            f"Devices are taken: {told or 'by somebody who was faster'}.",
+            remedy="Choose others, or queue the training.",
+            devices=dict(holders),
         )

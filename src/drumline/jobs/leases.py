@@ -12,41 +12,35 @@ gone, `reclaim` gives the devices back and queues the training again.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from drumline.database import Database, now_ms
 from drumline.database.tables import attempts, gpu_leases, reservations, trainings
 from drumline.hardware import Machine
-from drumline.jobs.errors import LeaseLost
+from drumline.jobs.claiming import Claim, kept_back, lock_queued, write_claim
+from drumline.jobs.creation import checked_config, insert_training, row_of
+from drumline.jobs.errors import DeviceTaken, LeaseLost
 from drumline.jobs.fleet import host_of
-from drumline.jobs.moves import move
 from drumline.jobs.outcome import Ending, end_attempt, give_back
 from drumline.jobs.queue import Decision, Rules, decide, in_order
+from drumline.jobs.reservations import (
+    Reservation,
+    must_be_written,
+    read_reservations,
+    write_held,
+)
 from drumline.jobs.states import State
-from drumline.jobs.training import Attempt, Training
+from drumline.jobs.training import Attempt, Request
 from drumline.jobs.waiting import read_taken, read_usage, read_waiting
 
 LEASE_MS = 30_000
 _TRIES = 20
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A training and its devices, now of whoever holds the token."""
-
-    training: Training
-    attempt: int
-    token: str
-    host_id: str
-    gpu_ids: tuple[str, ...]
-    lease_until_ms: int
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,6 @@ class Leases:
         for _ in range(_TRIES):
             now = self._clock()
             decision = self._decide(host_id, machine, locked or {}, now)
-            self._hold_back(host_id, decision, now)
             if decision.start is None:
                 return None
             try:
@@ -234,89 +227,92 @@ class Leases:
                 for row in connection.execute(query)
             }
 
+    def take(self, request: Request, host_id: str, gpu_ids: Sequence[str]) -> Claim:
+        """Enter a run that somebody starts by hand, with the devices it has chosen.
+
+        It passes by the queue. When its lease runs out it counts as failed and is not started
+        again.
+
+        Raises:
+            ConfigError: If the config cannot be used.
+            DeviceTaken: If one of the devices is leased, or kept back by an operator.
+        """
+        config = checked_config(request.config, by_hand=True)
+        request = replace(request, gpu_ids=(), gpus=len(gpu_ids), max_attempts=1, draft=False)
+        now = self._clock()
+        try:
+            with self._database.writing() as connection:
+                row = row_of(connection, request, config, now, by_hand=True)
+                insert_training(connection, row)
+                if kept_back(connection, gpu_ids):
+                    raise DeviceTaken(self._holders(gpu_ids))
+                return write_claim(
+                    connection, row["id"], 1, host_id, tuple(gpu_ids), now, self._lease_ms
+                )
+        except IntegrityError:
+            raise DeviceTaken(self._holders(gpu_ids)) from None
+
+    def reserve(self, gpu_ids: Sequence[str], reason: str) -> None:
+        """Keep devices back from all trainings until `unreserve`. What runs on them runs on."""
+        now = self._clock()
+        rows = [
+            {"device_uuid": uuid, "reason": reason, "made_ms": now, "renewed_ms": now}
+            for uuid in sorted(set(gpu_ids))
+        ]
+        with self._database.writing() as connection:
+            uuids = [row["device_uuid"] for row in rows]
+            connection.execute(sa.delete(reservations).where(reservations.c.device_uuid.in_(uuids)))
+            if rows:
+                connection.execute(sa.insert(reservations), rows)
+
+    def unreserve(self, gpu_ids: Sequence[str]) -> None:
+        """Let trainings have devices again that an operator kept back."""
+        with self._database.writing() as connection:
+            connection.execute(
+                sa.delete(reservations).where(
+                    reservations.c.device_uuid.in_(list(gpu_ids)),
+                    reservations.c.training_id.is_(None),
+                )
+            )
+
+    def reserved(self) -> dict[str, Reservation]:
+        """All devices held back, by an operator or for a waiting training, by UUID."""
+        with self._database.reading() as connection:
+            return read_reservations(connection, self._clock())
+
+    def _holders(self, gpu_ids: Sequence[str]) -> dict[str, str]:
+        held, reserved = self.held(), self.reserved()
+        kept = {uuid: f"kept back: {reserved[uuid].reason}" for uuid in gpu_ids if uuid in reserved}
+        return kept | {
+            uuid: f"held by training {held[uuid].training_id}" for uuid in gpu_ids if uuid in held
+        }
+
     def _decide(
         self, host_id: str, machine: Machine, locked: Mapping[str, object], now: int
     ) -> Decision:
         with self._database.reading() as connection:
             waiting = read_waiting(connection)
-            usage = read_usage(connection, now)
+            usage = read_usage(connection, now) if waiting else {}
             taken = replace(read_taken(connection, host_id, now), locked=locked)
+            reserved = read_reservations(connection, now)
         ordered = in_order(waiting, usage, now, self._rules)
-        return decide(host_of(host_id, machine, taken), ordered, now, self._rules)
+        decision = decide(host_of(host_id, machine, taken), ordered, now, self._rules)
+        if must_be_written(decision.held, host_id, reserved, now):
+            with suppress(IntegrityError), self._database.writing() as connection:
+                write_held(connection, host_id, decision.held, now)
+        return decision
 
     def _take(self, host_id: str, decision: Decision, now: int) -> Claim | None:
         """The transaction; None where the training is not to be had any more."""
         assert decision.start is not None
         training_id, devices = decision.start.id, decision.devices
         with self._database.writing() as connection:
-            query = (
-                sa.select(trainings)
-                .where(trainings.c.id == training_id, trainings.c.state == State.QUEUED.value)
-                .with_for_update(skip_locked=True)
-            )
-            row = connection.execute(query).one_or_none()
-            if row is None or not _free_of_others(connection, training_id, devices):
+            made = lock_queued(connection, training_id)
+            if made is None or kept_back(connection, devices):
                 return None
-            number, token = row.attempts_made + 1, secrets.token_urlsafe(24)
-            attempt = {
-                "training_id": training_id,
-                "number": number,
-                "token": token,
-                "host_id": host_id,
-                "gpu_ids": list(devices),
-                "gpu_count": len(devices),
-                "lease_until_ms": now + self._lease_ms,
-                "claimed_ms": now,
-            }
-            _write_claim(connection, attempt, now)
-            query = sa.select(trainings).where(trainings.c.id == training_id)
-            training = Training.of(connection.execute(query).one())
-        return Claim(training, number, token, host_id, devices, now + self._lease_ms)
-
-    def _hold_back(self, host_id: str, decision: Decision, now: int) -> None:
-        """Write down what is held back on this host, where that has changed."""
-        del host_id, decision, now
-
-
-def _write_claim(connection: Connection, attempt: dict[str, Any], now: int) -> None:
-    training_id, devices = attempt["training_id"], attempt["gpu_ids"]
-    inserted = connection.execute(sa.insert(attempts).values(**attempt))
-    assert inserted.inserted_primary_key is not None
-    leases = [
-        {
-            "device_uuid": uuid,
-            "training_id": training_id,
-            "attempt_id": inserted.inserted_primary_key[0],
-            "host_id": attempt["host_id"],
-            "leased_ms": now,
-        }
-        for uuid in sorted(devices)  # one order for all, so that two claims cannot deadlock
-    ]
-    if leases:
-        connection.execute(sa.insert(gpu_leases), leases)
-    connection.execute(sa.delete(reservations).where(reservations.c.training_id == training_id))
-    moved = move(
-        connection,
-        training_id,
-        State.LEASED,
-        now,
-        host_id=attempt["host_id"],
-        world_size=max(1, len(devices)),
-        attempts_made=attempt["number"],
-        attempts_left=trainings.c.attempts_left - 1,
-    )
-    assert moved, "the row is locked and was queued"
-
-
-def _free_of_others(connection: Connection, training_id: str, devices: Collection[str]) -> bool:
-    """No earlier attempt of the training still holds devices, and none is reserved by others."""
-    draining = sa.select(attempts.c.id).where(
-        attempts.c.training_id == training_id, attempts.c.released_ms.is_(None)
-    )
-    reserved = sa.select(reservations.c.device_uuid).where(
-        reservations.c.device_uuid.in_(list(devices)), reservations.c.training_id.is_(None)
-    )
-    return not (connection.execute(draining).first() or connection.execute(reserved).first())
+            return write_claim(
+                connection, training_id, made + 1, host_id, devices, now, self._lease_ms
+            )
 
 
 def _holding(token: str) -> tuple[sa.ColumnElement[bool], ...]:

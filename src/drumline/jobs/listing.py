@@ -79,6 +79,10 @@ def _conditions(wanted: Filter) -> list[sa.ColumnElement[bool]]:
     ):
         if value is not None:
             conditions.append(column == value)
+    told = (wanted.owner, wanted.task, wanted.host, wanted.text)
+    if any("\x00" in value for value in told if value):  # which PostgreSQL does not take
+        conditions.append(sa.false())
+        return conditions
     if wanted.text:
         columns = (trainings.c.name, trainings.c.id, trainings.c.run_dir)
         conditions.append(sa.or_(*(c.icontains(wanted.text, autoescape=True) for c in columns)))

@@ -244,6 +244,20 @@ def _keep_progress(connection: Connection, training_id: str, batch: Batch, now: 
     )
 
 
+def forget_some(connection: Connection, training_id: str, most: int = 20_000) -> bool:
+    """Delete metrics and events of a training, up to `most` of each; whether there may be more."""
+    for table in (training_metrics, training_events):
+        keys = list(table.primary_key.columns)[1:]
+        mine = table.c.training_id == training_id
+        place = sa.select(*keys).where(mine).order_by(*keys).offset(most).limit(1)
+        beyond = connection.execute(place).one_or_none()
+        before = [] if beyond is None else [sa.tuple_(*keys) < sa.tuple_(*beyond)]
+        connection.execute(sa.delete(table).where(mine, *before))
+        if beyond is not None:
+            return True
+    return False
+
+
 def _upsert(connection: Connection, table: sa.Table, columns: Iterable[str]) -> Any:
     """An INSERT that replaces these columns where the row is there."""
     insert: Any = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert

@@ -6,16 +6,14 @@ Each is one short transaction. What supervisors write is `jobs.outcome`, who get
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from drumline.config import Mode, RunConfig, parse_config
 from drumline.database import Database, now_ms
 from drumline.database.tables import (
     attempts,
@@ -24,19 +22,21 @@ from drumline.database.tables import (
     training_metrics,
     trainings,
 )
-from drumline.errors import ConfigError, ConfigProblem
-from drumline.jobs.asked import devices_asked
+from drumline.errors import BadInput
+from drumline.jobs.creation import SCRIPT, checked_config, insert_training, row_of
 from drumline.jobs.errors import IdempotencyConflict, UnknownTraining, WrongState
 from drumline.jobs.listing import Filter, Page, read_page
 from drumline.jobs.moves import move
-from drumline.jobs.states import ACTIVE, ENDED, State
+from drumline.jobs.reports import Reports, forget_some
+from drumline.jobs.states import ACTIVE, ENDED, State, before
 from drumline.jobs.training import Attempt, Request, Training
 
 
 class Trainings:
-    """All trainings of one database."""
+    """All trainings of one database. `reports` has their metrics and events."""
 
     def __init__(self, database: Database, clock: Callable[[], int] = now_ms) -> None:
+        self.reports = Reports(database, clock)
         self._database = database
         self._clock = clock
 
@@ -45,16 +45,19 @@ class Trainings:
 
         Raises:
             ConfigError: If the config cannot be used.
+            BadInput: If another value cannot be used.
             DeviceError: If devices are asked for that are not known.
             IdempotencyConflict: If the key was used for something else.
         """
-        config = _checked(request.config)
+        config = checked_config(request.config)
         try:
             with self._database.writing() as connection:
-                row = _row(connection, request, config, self._clock())
-                connection.execute(sa.insert(trainings).values(**row))
+                row = row_of(connection, request, config, self._clock())
+                insert_training(connection, row)
                 return _get(connection, row["id"])
         except IntegrityError:
+            if request.idempotency_key is None:
+                raise
             return self._made_before(request, row)
 
     def _made_before(self, request: Request, row: Mapping[str, Any]) -> Training:
@@ -111,7 +114,7 @@ class Trainings:
             UnknownTraining: If there is none of that id.
             WrongState: If it is no draft.
         """
-        return self._queue(training_id, "queued", {State.DRAFT}, resume=False)
+        return self._queue(training_id, "queued", frozenset({State.DRAFT}))
 
     def cancel(self, training_id: str) -> Training:
         """Cancel: at once where it does not run, else by asking its supervisor. Twice is as once.
@@ -138,7 +141,7 @@ class Trainings:
             UnknownTraining: If there is none of that id.
             WrongState: If it is not paused, failed or cancelled.
         """
-        states = {State.PAUSED, State.FAILED, State.CANCELLED}
+        states = frozenset({State.PAUSED, State.FAILED, State.CANCELLED})
         return self._queue(training_id, "resumed", states, resume=trainings.c.attempts_made > 0)
 
     def retry(self, training_id: str) -> Training:
@@ -148,8 +151,9 @@ class Trainings:
             UnknownTraining: If there is none of that id.
             WrongState: If it has not failed and was not cancelled.
         """
-        states = {State.FAILED, State.CANCELLED}
-        return self._queue(training_id, "retried", states, anew=True, resume=False)
+        states = frozenset({State.FAILED, State.CANCELLED})
+        self._forget_reports(training_id, "retried", states)
+        return self._queue(training_id, "retried", states, **_ANEW)
 
     def clone(self, training_id: str, **changes: Any) -> Training:
         """A new training like this one, with fields of `Request` changed.
@@ -183,15 +187,15 @@ class Trainings:
         """
         now = self._clock()
         with self._database.writing() as connection:
-            changed = connection.execute(
-                sa.update(trainings)
-                .where(trainings.c.id == training_id, trainings.c.state.in_(_values(ENDED)))
-                .values(archived_ms=now if archived else None, changed_ms=now)
-            ).rowcount
-            training = _get(connection, training_id)
-            if not changed:
+            training = _get(connection, training_id, lock=True)
+            if training.state not in ENDED:
                 raise WrongState(training_id, training.state, "archived", _values(ENDED))
-            return training
+            connection.execute(
+                sa.update(trainings)
+                .where(trainings.c.id == training_id)
+                .values(archived_ms=now if archived else None, changed_ms=now)
+            )
+            return _get(connection, training_id)
 
     def delete(self, training_id: str) -> None:
         """Forget an ended training or a draft, with all it reported. Its files stay.
@@ -200,71 +204,79 @@ class Trainings:
             UnknownTraining: If there is none of that id.
             WrongState: If it may still run, or its devices are not given back yet.
         """
-        allowed = [*_values(ENDED), State.DRAFT.value]
+        allowed = ENDED | {State.DRAFT}
+        self._forget_reports(training_id, "deleted", allowed)
         with self._database.writing() as connection:
-            locked = sa.select(trainings).where(trainings.c.id == training_id).with_for_update()
-            row = connection.execute(locked).one_or_none()
-            if row is None:
-                raise UnknownTraining(training_id)
-            held = sa.select(attempts.c.id).where(
-                attempts.c.training_id == training_id, attempts.c.released_ms.is_(None)
-            )
-            if row.state not in allowed or connection.execute(held).first():
-                raise WrongState(training_id, row.state, "deleted", allowed)
-            for table in (*_REPORTED, reservations, attempts):
+            _at_rest(connection, training_id, "deleted", allowed)
+            for table in (training_metrics, training_events, reservations, attempts):
                 connection.execute(sa.delete(table).where(table.c.training_id == training_id))
             connection.execute(sa.delete(trainings).where(trainings.c.id == training_id))
 
+    def _forget_reports(self, training_id: str, asked: str, allowed: frozenset[State]) -> None:
+        """Many rows, so in short transactions."""
+        more = True
+        while more:
+            with self._database.writing() as connection:
+                _at_rest(connection, training_id, asked, allowed)
+                more = forget_some(connection, training_id)
+
     def _queue(
-        self,
-        training_id: str,
-        asked: str,
-        only_from: set[State],
-        *,
-        resume: Any,
-        anew: bool = False,
+        self, training_id: str, asked: str, only_from: frozenset[State], **values: Any
     ) -> Training:
         now = self._clock()
-        values = {**_FRESH, "queued_ms": now, "resume": resume, **(_ANEW if anew else {})}
         with self._database.writing() as connection:
-            moved = move(connection, training_id, State.QUEUED, now, only_from=only_from, **values)
-            training = _get(connection, training_id)
-            if not moved:
+            training = _get(connection, training_id, lock=True)
+            if training.task == SCRIPT:
+                raise BadInput(
+                    f"Training {training_id} was built by a script, which the queue cannot start.",
+                    remedy="Run the script again with the same run directory.",
+                    training=training_id,
+                )
+            fresh = {**_FRESH, "attempts_left": training.max_attempts, "queued_ms": now}
+            if not move(
+                connection,
+                training_id,
+                State.QUEUED,
+                now,
+                only_from=only_from,
+                **{**fresh, **values},
+            ):
                 raise WrongState(training_id, training.state, asked, _values(only_from))
-            for table in _REPORTED if anew else ():
-                connection.execute(sa.delete(table).where(table.c.training_id == training_id))
-            return training
+            return _get(connection, training_id)
 
-    def _stop(self, training_id: str, request: str, rest: State, asked: str) -> Training:
+    def _stop(
+        self, training_id: str, request: Literal["cancel", "pause"], rest: State, asked: str
+    ) -> Training:
         """To `rest` at once where no attempt is; else the flag that its supervisor reads."""
         now = self._clock()
         with self._database.writing() as connection:
-            if move(connection, training_id, rest, now, only_from=_AT_REST, verdict=_BY_USER[rest]):
+            training = _get(connection, training_id, lock=True)
+            verdict = _BY_USER[rest]
+            if move(connection, training_id, rest, now, only_from=_AT_REST, verdict=verdict):
                 connection.execute(
                     sa.delete(reservations).where(reservations.c.training_id == training_id)
                 )
-                return _get(connection, training_id)
-            update = sa.update(trainings).where(
-                trainings.c.id == training_id, trainings.c.state.in_(_values(ACTIVE))
-            )
-            if request == "pause":  # a cancel is not taken back by a later pause
-                update = update.where(sa.func.coalesce(trainings.c.stop_request, "") != "cancel")
-            connection.execute(update.values(stop_request=request, changed_ms=now))
-            training = _get(connection, training_id)
-            if training.state not in ACTIVE and training.state is not rest:
-                allowed = _values(ACTIVE | _AT_REST)
+            elif training.state in ACTIVE:
+                if training.stop_request != "cancel":  # which a later pause does not take back
+                    connection.execute(
+                        sa.update(trainings)
+                        .where(trainings.c.id == training_id)
+                        .values(stop_request=request, changed_ms=now)
+                    )
+            elif training.state is not rest:
+                allowed = _values(ACTIVE | (before(rest) & _AT_REST))
                 raise WrongState(training_id, training.state, asked, allowed)
-            return training
+            return _get(connection, training_id)
 
 
-_REPORTED = (training_metrics, training_events)
-_FRESH = {
-    "attempts_left": trainings.c.max_attempts,
+_FRESH: dict[str, Any] = {
     "stop_request": None,
     "verdict": None,
     "archived_ms": None,
+    "by_hand": False,
 }
-_ANEW = {
+_ANEW: dict[str, Any] = {
+    "resume": False,
     "run_dir": None,
     "events_offset": 0,
     "step": None,
@@ -278,54 +290,30 @@ _BY_USER = {
 }
 
 
-def _checked(config: Mapping[str, Any]) -> RunConfig:
-    checked = parse_config(dict(config))
-    if checked.task is None:
-        problem = ConfigProblem("task", None, "is missing", "Name a registered task.")
-        raise ConfigError("The config", [problem])
-    return checked
-
-
-def _row(connection: Connection, request: Request, config: RunConfig, now: int) -> dict[str, Any]:
-    assert config.task is not None
-    uuids, gpus = devices_asked(connection, request, config.devices)
-    state = State.DRAFT if request.draft else State.QUEUED
-    return {
-        "id": secrets.token_hex(6),
-        "name": request.name or config.name,
-        "task": config.task.name,
-        "config": config.model_dump(mode="json"),
-        "state": state.value,
-        "owner": request.owner,
-        "priority": request.priority,
-        "idempotency_key": request.idempotency_key,
-        "by_hand": False,
-        "cloned_from": request.cloned_from,
-        "gpu_ids": list(uuids),
-        "gpus": str(gpus),
-        "memory_bytes": request.memory_bytes,
-        "asked_host": request.host,
-        "expected_s": request.expected_s,
-        "distributed": config.distributed.mode is not Mode.NONE,
-        "run_dir": request.run_dir,
-        "resume": False,
-        "attempts_made": 0,
-        "attempts_left": request.max_attempts,
-        "max_attempts": request.max_attempts,
-        "events_offset": 0,
-        "steps": config.steps,
-        "created_ms": now,
-        "queued_ms": None if request.draft else now,
-        "changed_ms": now,
-    }
-
-
-def _get(connection: Connection, training_id: str) -> Training:
+def _get(connection: Connection, training_id: str, *, lock: bool = False) -> Training:
+    if "\x00" in training_id:  # which PostgreSQL does not take
+        raise UnknownTraining(training_id)
     query = sa.select(trainings).where(trainings.c.id == training_id)
-    row = connection.execute(query).one_or_none()
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     if row is None:
         raise UnknownTraining(training_id)
     return Training.of(row)
+
+
+def _at_rest(
+    connection: Connection, training_id: str, asked: str, allowed: frozenset[State]
+) -> None:
+    """Lock the training, which must be in one of these states and hold no device.
+
+    Raises:
+        WrongState: If it is not, or still holds one.
+    """
+    training = _get(connection, training_id, lock=True)
+    holding = sa.select(attempts.c.id).where(
+        attempts.c.training_id == training_id, attempts.c.released_ms.is_(None)
+    )
+    if training.state not in allowed or connection.execute(holding).first():
+        raise WrongState(training_id, training.state, asked, _values(allowed))
 
 
 def _values(states: Collection[State]) -> list[str]:

@@ -10,6 +10,7 @@ from sqlalchemy.engine import Connection
 from drumline.database.tables import attempts, devices, gpu_leases, reservations, trainings
 from drumline.jobs.fleet import Lease, Taken
 from drumline.jobs.queue import Waiting
+from drumline.jobs.reservations import STALE_MS
 from drumline.jobs.states import State
 
 MOST_CONSIDERED = 2_000
@@ -17,9 +18,6 @@ MOST_CONSIDERED = 2_000
 
 USAGE_WINDOW_MS = 24 * 3_600_000
 """Fair share looks at the device-seconds of this long."""
-
-STALE_MS = 120_000
-"""A reservation for a waiting training that its host has not renewed for this long is void."""
 
 
 def read_waiting(connection: Connection) -> list[Waiting]:
