@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
+from drumline.database.turns import Turns
 from drumline.errors import DrumlineError
 
 BUSY_TIMEOUT_MS = 10_000
@@ -48,6 +49,7 @@ class Database:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._turns = Turns()
 
     @property
     def is_sqlite(self) -> bool:
@@ -76,8 +78,25 @@ class Database:
         Raises:
             DatabaseError: If the database cannot be reached, or stayed locked too long.
         """
-        with self._transaction(writes=True) as connection:
+        with self._turn(), self._transaction(writes=True) as connection:
             yield connection
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """On SQLite, which has one writer at a time, those of this process come in turn."""
+        if not self.is_sqlite:
+            yield
+            return
+        if not self._turns.acquire(BUSY_TIMEOUT_MS / 1000):
+            raise DatabaseError(
+                f"The database {self.url} stayed locked for {BUSY_TIMEOUT_MS / 1000:.0f} s.",
+                remedy="Another transaction of this process takes too long.",
+                url=self.url,
+            )
+        try:
+            yield
+        finally:
+            self._turns.release()
 
     @contextmanager
     def _transaction(self, *, writes: bool) -> Iterator[Connection]:

@@ -62,7 +62,7 @@ ROLLED_UP = (
 
 def _rollup(name: str) -> sa.Table:
     measures = [
-        sa.Column(f"{metric}_{part}", sa.BigInteger if part == "sum" else sa.Integer)
+        sa.Column(f"{metric}_{part}", sa.Integer)
         for metric in ROLLED_UP
         for part in ("min", "sum", "max", "count")
     ]
@@ -85,7 +85,8 @@ gpu_metrics_10s = _rollup("gpu_metrics_10s")
 gpu_metrics_1min = _rollup("gpu_metrics_1min")
 gpu_metrics_15min = _rollup("gpu_metrics_15min")
 
-# All readings before `through_s` are in the rollup of `step_s`.
+# All readings before `through_s` are in the rollup of `step_s`. Step 0 is not a rollup: rows that
+# rollups are made of may be deleted before its `through_s`. A migration makes these rows.
 gpu_metrics_marks = sa.Table(
     "gpu_metrics_marks",
     metadata,

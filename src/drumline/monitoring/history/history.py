@@ -5,10 +5,14 @@ Runs nothing by itself. `Recorder` calls `write`, the service's periodic work ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from drumline.config.service import ServiceSettings
 from drumline.database import Database
+from drumline.monitoring.history.cleaning import clean_up
+from drumline.monitoring.history.ranges import Wanted, read_range
+from drumline.monitoring.history.rolling import roll_up
 from drumline.monitoring.history.series import Series
 from drumline.monitoring.history.write import ReadingsWriter
 from drumline.monitoring.readings import Reading
@@ -49,18 +53,22 @@ class History:
     ) -> Series:
         """What the devices did from `from_ms` until before `to_ms`, in at most `points` buckets.
 
+        Buckets lie on whole multiples of their width, so the first may begin before `from_ms` and
+        the last end after `to_ms`. A bucket without readings has None.
+
         Args:
             device_uuids: In the order wanted; one that was never seen has no readings.
             from_ms: Milliseconds since 1970.
             to_ms: Likewise.
-            points: At least 2. The coarsest rollup that is fine enough is read.
+            points: At least 2. The coarsest rollup that gives half of them or more is read.
             job_id: Only readings taken while this job held the device.
 
         Raises:
             RangeError: If the range is empty, or `points` is not from 2 to 10,000.
             DatabaseError: If the database cannot be reached.
         """
-        raise NotImplementedError
+        wanted = Wanted(tuple(dict.fromkeys(device_uuids)), from_ms, to_ms, points, job_id)
+        return read_range(self._database, wanted, math.ceil(self._sample_every_s))
 
     def roll_up(self, now_ms: int) -> int:
         """Bring the rollups up to date, from where they are; the number of rows made.
@@ -71,7 +79,7 @@ class History:
         Raises:
             DatabaseError: If the database cannot be reached; what was done so far stays.
         """
-        raise NotImplementedError
+        return roll_up(self._database, now_ms // 1000)
 
     def clean_up(
         self, now_ms: int, settings: ServiceSettings, *, batches: int | None = None
@@ -89,4 +97,4 @@ class History:
         Raises:
             DatabaseError: If the database cannot be reached; what was deleted stays so.
         """
-        raise NotImplementedError
+        return clean_up(self._database, now_ms // 1000, settings, batches)

@@ -15,10 +15,10 @@ from drumline.database.tables import (
     devices,
     gpu_metrics_history,
     gpu_metrics_jobs,
-    gpu_metrics_marks,
     gpu_metrics_states,
 )
-from drumline.monitoring.history.resolution import COARSEST_S
+from drumline.monitoring.history.marks import CLEANED, marks, set_mark
+from drumline.monitoring.history.resolution import ROLLUPS
 from drumline.monitoring.readings import Job, Reading, throttle_bits
 
 MIB = 2**20
@@ -52,15 +52,16 @@ class ReadingsWriter:
                 raise
 
     def _insert(self, connection: Connection, readings: Sequence[Reading]) -> int:
+        through = marks(connection, "share")
         self._learn_devices(connection, {reading.device_uuid for reading in readings})
         rows = [
             self._row(connection, reading)
             for reading in readings
-            if reading.device_uuid in self._devices
+            if reading.device_uuid in self._devices and reading.time_ms // 1000 >= through[CLEANED]
         ]
         if not rows:
             return 0
-        _lower_marks(connection, min(row["time_s"] for row in rows))
+        _lower_marks(connection, min(row["time_s"] for row in rows), through)
         return _insert_new(connection, rows)
 
     def _row(self, connection: Connection, reading: Reading) -> dict[str, Any]:
@@ -119,25 +120,20 @@ def _number(connection: Connection, table: sa.Table, values: dict[str, Any]) -> 
     return made
 
 
-def _lower_marks(connection: Connection, oldest_s: int) -> None:
-    """Have late readings rolled up again. The lock keeps a roll-up from passing them meanwhile."""
-    marks = gpu_metrics_marks
-    query = sa.select(sa.func.max(marks.c.through_s))
-    locked = sa.select(marks.c.through_s).with_for_update(read=True)
-    through = [row.through_s for row in connection.execute(locked)]
-    del query
-    if through and max(through) > oldest_s:
-        bucket = oldest_s - oldest_s % COARSEST_S
-        late = marks.update().where(marks.c.through_s > bucket).values(through_s=bucket)
-        connection.execute(late)
+def _lower_marks(connection: Connection, oldest_s: int, through: dict[int, int]) -> None:
+    """Have readings that came late rolled up again."""
+    for rollup in ROLLUPS:
+        bucket = oldest_s - oldest_s % rollup.step_s
+        if through[rollup.step_s] > bucket:
+            set_mark(connection, rollup.step_s, bucket)
 
 
 def _insert_new(connection: Connection, rows: list[dict[str, Any]]) -> int:
     """Insert those whose device and second are not there yet."""
     postgres = connection.dialect.name == "postgresql"
     dialect: Any = postgresql if postgres else sqlite
-    statement = dialect.insert(gpu_metrics_history).on_conflict_do_nothing()
-    return connection.execute(statement, rows).rowcount
+    insert = dialect.insert(gpu_metrics_history).on_conflict_do_nothing()
+    return connection.execute(insert.execution_options(preserve_rowcount=True), rows).rowcount
 
 
 def _mib(size_bytes: int | None) -> int | None:

@@ -55,17 +55,18 @@ def upgrade() -> None:
     )
     for name in ROLLUPS:
         _create_rollup(name)
-    op.create_table(
+    marks = op.create_table(
         "gpu_metrics_marks",
         sa.Column("step_s", sa.Integer, autoincrement=False, nullable=False),
         sa.Column("through_s", sa.BigInteger, nullable=False),
         sa.PrimaryKeyConstraint("step_s", name="pk_gpu_metrics_marks"),
     )
+    op.bulk_insert(marks, [{"step_s": step_s, "through_s": 0} for step_s in (0, 10, 60, 900)])
 
 
 def _create_rollup(name: str) -> None:
     measures = [
-        sa.Column(f"{metric}_{part}", sa.BigInteger if part == "sum" else sa.Integer)
+        sa.Column(f"{metric}_{part}", sa.Integer)
         for metric in ROLLED_UP
         for part in ("min", "sum", "max", "count")
     ]
