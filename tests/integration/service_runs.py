@@ -12,13 +12,13 @@ from typing import Any
 import psutil
 from support import Running, started, until
 
+from drumline.config.environment import MARK
 from drumline.database import Database, open_database
-from drumline.jobs.processes import MARK
 from drumline.jobs.states import State
 from drumline.jobs.training import Attempt, Request, Training
 from drumline.jobs.trainings import Trainings
 
-LEASE_S = 2.0
+LEASE_S = 4.0
 
 
 class Service:

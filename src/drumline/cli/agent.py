@@ -33,6 +33,7 @@ def agent() -> None:
         raise MissingPackage(str(error.name), "service", "drumline agent") from error
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level=logging.INFO)
+    logging.getLogger("celery").setLevel(logging.WARNING)  # tells of every task otherwise
     stop = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:

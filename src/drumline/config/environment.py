@@ -19,6 +19,8 @@ PLAN_DEVICES = "DRUMLINE_DEVICES"
 OVERRIDES = "DRUMLINE_OVERRIDES"
 DEVICE_LOCKS = "DRUMLINE_DEVICE_LOCKS"
 LOCK_FOLDER = "DRUMLINE_LOCK_FOLDER"
+MARK = "DRUMLINE_ATTEMPT_MARK"
+"""Carried by all processes of a training that the service runs."""
 DEFAULT_PORT = 29500
 COMMUNICATION_PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "GLOO_", "TP_")
 
@@ -138,6 +140,17 @@ def lock_folder_setting(environ: Mapping[str, str] | None = None) -> str | None:
     need to share a folder.
     """
     return (os.environ if environ is None else environ).get(LOCK_FOLDER) or None
+
+
+def has_service(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether this machine has a service that a run started by hand is to be entered in: one is
+    named, or has been started here. What the service itself runs is there already.
+    """
+    env = os.environ if environ is None else environ
+    if MARK in env:
+        return False
+    home = Path(env.get("DRUMLINE_HOME") or "~/.drumline").expanduser()
+    return bool(env.get("DRUMLINE_DATABASE_URL")) or (home / "drumline.db").is_file()
 
 
 def communication_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:

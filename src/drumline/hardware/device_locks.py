@@ -46,7 +46,7 @@ class Holder:
         return f"{process}{owner}" + (f" ({self.run_directory})" if self.run_directory else "")
 
 
-class DeviceTaken(Exception):
+class DeviceLocked(Exception):
     """Another process has claimed the device `uuid` since it was found free."""
 
     def __init__(self, uuid: str, holder: Holder) -> None:
@@ -111,7 +111,7 @@ class DeviceLocks:
         uuids: Which devices. All of them are claimed or none.
 
     Raises:
-        DeviceTaken: If another process holds one.
+        DeviceLocked: If another process holds one.
     """
 
     def __init__(self, folder: Path, uuids: Iterable[str]) -> None:
@@ -182,7 +182,7 @@ def _claimed(path: Path, uuid: str) -> int:
         os.close(descriptor)
         if left:
             time.sleep(_PAUSE_S)
-    raise DeviceTaken(uuid, holder)
+    raise DeviceLocked(uuid, holder)
 
 
 def _opened(path: Path) -> int:

@@ -16,13 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from drumline.config.environment import MARK
 from drumline.config.service import ServiceSettings
 from drumline.database import Database, DatabaseError, now_ms
 from drumline.hardware import Machine, choose_provider
 from drumline.hardware.device_locks import held_on
 from drumline.jobs.leases import Claim, Leases
 from drumline.jobs.outcome import Ending, Outcomes
-from drumline.jobs.processes import MARK
 from drumline.jobs.reclaiming import Reclaimer
 from drumline.jobs.states import State
 from drumline.jobs.supervisor import Order

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drumline.config.environment import LOCK_FOLDER
+from drumline.config.environment import LOCK_FOLDER, MARK
 from drumline.config.service import ServiceSettings
 from drumline.events import EventLog
 from drumline.jobs.endings import LAST_WORD
-from drumline.jobs.processes import MARK
 from drumline.run_directory import RunDirectory
 
 _ALWAYS = ("PYTHONPATH", "VIRTUAL_ENV", LOCK_FOLDER)

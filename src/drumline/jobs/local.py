@@ -7,14 +7,16 @@ service for not being disturbed. Where the machine has one, the run is also ente
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from drumline.config import RunConfig
+from drumline.config.environment import has_service
 from drumline.errors import DeviceError
-from drumline.hardware.device_locks import DeviceLocks, DeviceTaken, held_on, lock_folder
+from drumline.hardware import Machine
+from drumline.hardware.device_locks import DeviceLocked, DeviceLocks, held_on, lock_folder
 from drumline.launch.preflight import plan_here, visible_machine
 from drumline.planning import Plan
 
@@ -53,23 +55,51 @@ def devices_for(config: RunConfig, run_path: Path) -> Iterator[Held]:
         DeviceError: As `plan_beside_others`.
         BadInput: Likewise.
     """
-    made, locks = _claimed(config)
-    with locks:
-        locks.tell(run_path.absolute())
-        yield Held(made, tuple(locks.paths))
+    run_path = run_path.absolute()
+    with ExitStack() as holding:
+        yield _taken(config, run_path, holding)
 
 
-def _claimed(config: RunConfig) -> tuple[Plan, DeviceLocks]:
+def _taken(config: RunConfig, run_path: Path, holding: ExitStack) -> Held:
+    leased: dict[str, object] = {}
     for _ in range(_TRIES):
-        made = plan_beside_others(config)
+        machine = visible_machine()
+        made = plan_here(config, machine, {**leased, **held_on(machine)})
         uuids = [device.uuid for device in made.devices if device.uuid]
-        folder = lock_folder() if uuids else Path()
+        if not uuids:
+            return Held(made)
         try:
-            return made, DeviceLocks(folder, uuids)
-        except DeviceTaken as taken:  # between looking and taking: plan again, without it
-            last = taken
+            locks = DeviceLocks(lock_folder(), uuids)
+        except DeviceLocked as taken:  # between looking and taking: plan again, without it
+            last = str(taken)
+            continue
+        locks.tell(run_path)
+        with ExitStack() as taking:
+            taking.enter_context(locks)
+            leased |= _enter(config, machine, uuids, run_path, taking)
+            if not leased.keys() & set(uuids):
+                holding.push(taking.pop_all())
+                return Held(made, tuple(locks.paths))
+        last = ", ".join(f"{uuid} is held by {leased[uuid]}" for uuid in uuids if uuid in leased)
     raise DeviceError(
-        f"Device {last.uuid} was free and is now held by {last.holder}.",
+        f"Devices that were free are taken now: {last}.",
         remedy="Others are taking devices at this moment: try again.",
-        uuid=last.uuid,
     )
+
+
+def _enter(
+    config: RunConfig, machine: Machine, uuids: Sequence[str], run_path: Path, holding: ExitStack
+) -> dict[str, object]:
+    """Enter the run in the service, if the machine has one; devices that are taken there."""
+    if not has_service():
+        return {}
+    try:
+        from drumline.jobs.by_hand import entered
+        from drumline.jobs.errors import DeviceTaken
+    except ModuleNotFoundError:  # the service is another installation's; the lock files hold
+        return {}
+    try:
+        holding.enter_context(entered(config, machine, uuids, run_path))
+    except DeviceTaken as taken:
+        return dict(taken.values["devices"])
+    return {}

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import psutil
 
-MARK = "DRUMLINE_ATTEMPT_MARK"
+from drumline.config.environment import MARK
+
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
 

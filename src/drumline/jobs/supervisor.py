@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import TypeVar
 
+from drumline.config.environment import MARK
 from drumline.config.service import ServiceSettings
 from drumline.database import Database, DatabaseError, open_database
 from drumline.errors import DrumlineError
@@ -33,7 +34,7 @@ from drumline.jobs.errors import LeaseLost
 from drumline.jobs.launching import devices_of, mark_of, prepare, run_path, start_launcher
 from drumline.jobs.leases import Leases
 from drumline.jobs.outcome import Ending, Outcomes
-from drumline.jobs.processes import MARK, adopt_orphans, end_all, reap, started_at
+from drumline.jobs.processes import adopt_orphans, end_all, reap, started_at
 from drumline.jobs.reports import Reports
 from drumline.jobs.returning import memory_has_fallen
 from drumline.jobs.states import State

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from drumline.hardware.device_locks import (
+    DeviceLocked,
     DeviceLocks,
-    DeviceTaken,
     Holder,
     holders,
     join_claim,
@@ -51,7 +51,7 @@ def test_who_holds_a_device_is_told_and_the_kernel_lets_go_of_the_dead(tmp_path:
         assert found["GPU-a"].pid == process.pid
         assert found["GPU-a"].run_directory == "/runs/theirs"
         assert str(found["GPU-a"]).startswith(f"process {process.pid} of ")
-        with pytest.raises(DeviceTaken) as taken:
+        with pytest.raises(DeviceLocked) as taken:
             DeviceLocks(tmp_path, ["GPU-b", "GPU-c"])
         assert taken.value.uuid == "GPU-b"
         assert taken.value.holder == found["GPU-b"]
@@ -63,7 +63,7 @@ def test_who_holds_a_device_is_told_and_the_kernel_lets_go_of_the_dead(tmp_path:
 
 def test_all_are_claimed_or_none(tmp_path: Path) -> None:
     with another(tmp_path, "GPU-b"):
-        with pytest.raises(DeviceTaken):
+        with pytest.raises(DeviceLocked):
             DeviceLocks(tmp_path, ["GPU-a", "GPU-b", "GPU-c"])
         assert set(holders(tmp_path, ["GPU-a", "GPU-b", "GPU-c"])) == {"GPU-b"}
 
@@ -82,7 +82,7 @@ def test_a_device_is_free_only_when_the_last_that_joined_is_gone(tmp_path: Path)
     try:
         # The child has the launcher's own descriptor until it has joined, so there is no gap.
         assert set(holders(tmp_path, ["GPU-a"])) == {"GPU-a"}
-        with pytest.raises(DeviceTaken):
+        with pytest.raises(DeviceLocked):
             DeviceLocks(tmp_path, ["GPU-a"])
     finally:
         os.close(goes_on[1])
