@@ -21,7 +21,8 @@ from drumline.config.service import ServiceSettings
 from drumline.database import Database, DatabaseError, now_ms
 from drumline.hardware import Machine, choose_provider
 from drumline.hardware.device_locks import held_on
-from drumline.jobs.leases import Claim, Leases
+from drumline.jobs.claiming import Claim
+from drumline.jobs.leases import Leases
 from drumline.jobs.outcome import Ending, Outcomes
 from drumline.jobs.reclaiming import Reclaimer
 from drumline.jobs.states import State
@@ -59,8 +60,7 @@ class Agent:
         self._start = start or start_supervisor
         self._leases = Leases(database, lease_ms=round(settings.lease_s * 1000))
         self._outcomes = Outcomes(database)
-        trainings = Trainings(database)
-        self._reclaimer = Reclaimer(settings, self._leases, lambda one: trainings.get(one).run_dir)
+        self._reclaimer = Reclaimer(settings, self._leases, Trainings(database).get)
         self._touch = _Touch(settings.lease_s)
         self._jobs: dict[str, Job] = {}
         self._known_host: str | None = None
@@ -79,7 +79,7 @@ class Agent:
         self.monitor.start()
         try:
             while not stop.is_set():
-                self.tick()
+                self._guarded_tick()
                 self._woken.wait(self._settings.poll_s)
                 self._woken.clear()
         finally:
@@ -106,6 +106,13 @@ class Agent:
         except DatabaseError as error:
             self._touch.lost()
             logger.warning("%s", error)
+
+    def _guarded_tick(self) -> None:
+        """A fault in one look must not end the agent."""
+        try:
+            self.tick()
+        except Exception:
+            logger.exception("A look at the database failed.")
 
     def _introduce(self, machine: Machine) -> str:
         """The host's id, once it is in the database."""

@@ -22,10 +22,11 @@ from drumline.config.service import ServiceSettings
 from drumline.database import Database, DatabaseError, now_ms, open_database
 from drumline.events import EventReader
 from drumline.hardware import Machine
+from drumline.jobs.claiming import Claim
 from drumline.jobs.copying import Copier
 from drumline.jobs.endings import ending_found
 from drumline.jobs.errors import LeaseLost
-from drumline.jobs.leases import Claim, Leases
+from drumline.jobs.leases import Leases
 from drumline.jobs.outcome import Ending, Outcomes
 from drumline.jobs.processes import started_at
 from drumline.jobs.reports import Reports

@@ -16,13 +16,13 @@ from contextlib import suppress
 import psutil
 
 from drumline.config.service import ServiceSettings
-from drumline.database import DatabaseError
+from drumline.errors import DrumlineError
 from drumline.jobs.endings import ending_found
 from drumline.jobs.launching import mark_of
 from drumline.jobs.leases import Leases
 from drumline.jobs.processes import end_all, is_running, let_save
 from drumline.jobs.returning import memory_has_fallen
-from drumline.jobs.training import Attempt
+from drumline.jobs.training import Attempt, Training
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,6 @@ GRACE_S = 60.0
 
 MEMORY_PATIENCE_S = 120.0
 
-RunDirectoryOf = Callable[[str], str | None]
-
 
 class Reclaimer:
     """Takes attempts back, several at a time.
@@ -40,13 +38,13 @@ class Reclaimer:
     Args:
         settings: Of the service.
         leases: Of its database.
-        run_dir_of: The run directory of a training.
+        training_of: Reads a training.
     """
 
     def __init__(
-        self, settings: ServiceSettings, leases: Leases, run_dir_of: RunDirectoryOf
+        self, settings: ServiceSettings, leases: Leases, training_of: Callable[[str], Training]
     ) -> None:
-        self._settings, self._leases, self._run_dir_of = settings, leases, run_dir_of
+        self._settings, self._leases, self._training_of = settings, leases, training_of
         self._at_work: dict[int, threading.Thread] = {}
 
     def take_back(self, host_id: str) -> None:
@@ -73,20 +71,27 @@ class Reclaimer:
 
     def _take_back(self, attempt: Attempt) -> None:
         mark = mark_of(attempt.training_id, attempt.number)
-        logger.warning("Training %s has lost its supervisor and is taken back.", mark)
-        _end_supervisor(attempt)
-        let_save(mark, min(GRACE_S, self._settings.stop_grace_s))
-        if not end_all(mark):
-            logger.error("Processes of training %s do not end.", mark)
-            return  # its devices stay taken, and the next look tries again
-        self._wait_for_memory(attempt)
         try:
-            ending = ending_found(self._run_dir_of(attempt.training_id), attempt.claimed_ms)
+            training = self._training_of(attempt.training_id)
+            if not self._is_over(attempt, mark, by_hand=training.by_hand):
+                return  # its devices stay taken, and the next look tries again
+            self._wait_for_memory(attempt)
+            ending = ending_found(training.run_dir, attempt.claimed_ms)
             state = self._leases.reclaim(attempt.id, ending)
-        except DatabaseError as error:
+        except DrumlineError as error:
             logger.warning("%s", error)
             return
         logger.info("Training %s was taken back and is %s.", mark, state)
+
+    def _is_over(self, attempt: Attempt, mark: str, *, by_hand: bool) -> bool:
+        """Whether no process of the attempt is left. What a user has started is not ended."""
+        if by_hand:
+            pid, started = attempt.process_id, attempt.process_started
+            return pid is None or not is_running(pid, started)
+        logger.warning("Training %s has lost its supervisor and is taken back.", mark)
+        _end_supervisor(attempt)
+        let_save(mark, min(GRACE_S, self._settings.stop_grace_s))
+        return end_all(mark)
 
     def _wait_for_memory(self, attempt: Attempt) -> None:
         deadline_s = time.monotonic() + MEMORY_PATIENCE_S

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from drumline.config.service import ServiceSettings
@@ -12,6 +13,7 @@ from drumline.database import Database, DatabaseError, now_ms, open_database
 from drumline.database.migrate import upgrade
 from drumline.jobs import wakeups
 from drumline.jobs.agent import Agent
+from drumline.monitoring.bus import Bus
 from drumline.monitoring.history import History
 
 logger = logging.getLogger(__name__)
@@ -19,6 +21,47 @@ logger = logging.getLogger(__name__)
 ROLL_UP_EVERY_S, CLEAN_UP_EVERY_S = 10.0, 60.0
 BATCHES = 20
 """Of cleaning at a time, so that the task stays short; what is left is for the next."""
+
+
+class Running:
+    """What `beside` has started."""
+
+    def __init__(self, agent: Agent, sender: wakeups.Sender) -> None:
+        self.agent, self._sender = agent, sender
+
+    def wake(self) -> None:
+        """Have all agents look at the database soon; returns at once, whatever the broker does."""
+        self.agent.wake()
+        self._sender.wake()
+
+
+@contextmanager
+def beside(
+    settings: ServiceSettings, database: Database, bus: Bus | None = None
+) -> Iterator[Running]:
+    """An agent and its wake-ups in threads of this process, within the context.
+
+    Args:
+        settings: Of the service.
+        database: Migrated.
+        bus: Where the agent publishes its samples; None: nowhere.
+    """
+    stop = threading.Event()
+    agent = Agent(settings, database, bus)
+    app = wakeups.make_app(settings.broker_url)
+    worker = wakeups.Worker(app, tasks(settings, database, agent.wake), periods(settings))
+    sender = wakeups.Sender(app)
+    thread = threading.Thread(target=agent.run, args=(stop,), name="drumline-agent", daemon=True)
+    worker.start()
+    thread.start()
+    try:
+        yield Running(agent, sender)
+    finally:
+        stop.set()
+        agent.wake()
+        thread.join()
+        sender.stop()
+        worker.stop()
 
 
 def run_agent(stop: threading.Event, settings: ServiceSettings | None = None) -> None:
@@ -31,16 +74,10 @@ def run_agent(stop: threading.Event, settings: ServiceSettings | None = None) ->
     database = open_database(settings.database)
     if not _migrated(database, stop):
         return
-    agent = Agent(settings, database)
-    app = wakeups.make_app(settings.broker_url)
-    worker = wakeups.Worker(app, tasks(settings, database, agent.wake), periods(settings))
-    worker.start()
-    logger.info("The agent looks for trainings in %s.", database.url)
-    try:
-        agent.run(stop)
-    finally:
-        worker.stop()
-        database.close()
+    with beside(settings, database):
+        logger.info("The agent looks for trainings in %s.", database.url)
+        stop.wait()
+    database.close()
 
 
 def tasks(

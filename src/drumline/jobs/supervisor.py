@@ -241,7 +241,7 @@ class Supervisor:
             except DatabaseError as error:
                 logger.warning("%s", error)
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 5.0)
+            pause_s = min(2 * pause_s, self._settings.heartbeat_s)
 
 
 def _log_to(run: RunDirectory) -> None:
