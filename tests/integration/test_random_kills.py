@@ -48,7 +48,7 @@ class Disturbed:
         self._count += 1
         folder = self.service.folder / f"agent-{self._count}"
         command = [PROGRAMS / "quick_agent.py"]
-        environment = self.service.environment(DRUMLINE_LEASE_S="2")
+        environment = self.service.environment(DRUMLINE_LEASE_S="2", DRUMLINE_STOP_GRACE_S="3")
         self.agents.append(self.stack.enter_context(started(command, folder, **environment)))
 
     def queue(self) -> None:
@@ -72,9 +72,14 @@ class Disturbed:
         if len(self.agents) < HOSTS_AGENTS:
             self.start_agent()
 
+    def kill_supervisor(self) -> None:
+        self._kill_one([p for p in psutil.process_iter() if self._is_ours(p, "supervisor")])
+
     def kill_part(self) -> None:
         """A supervisor, a launcher or a rank."""
-        parts = [p for p in psutil.process_iter() if self._is_ours(p)]
+        self._kill_one([p for p in psutil.process_iter() if self._is_ours(p)])
+
+    def _kill_one(self, parts: list[psutil.Process]) -> None:
         if parts:
             with suppress(psutil.Error):
                 self.random.choice(parts).kill()
@@ -123,12 +128,13 @@ class Disturbed:
         until("all devices to be given back", lambda: not self._leases.held())
         until("the end of all processes", lambda: not any(map(self.service.processes, self.ids)))
 
-    def _is_ours(self, process: psutil.Process) -> bool:
+    def _is_ours(self, process: psutil.Process, kind: str = "") -> bool:
         try:
-            mark = process.environ().get(MARK, "")
+            mark, command = process.environ().get(MARK, ""), process.cmdline()
         except (psutil.Error, OSError):
             return False
-        return mark.partition("/")[0] in self.ids and process.pid != os.getpid()
+        of_kind = not kind or kind in command
+        return of_kind and mark.partition("/")[0] in self.ids and process.pid != os.getpid()
 
 
 @pytest.mark.parametrize("seed", [1])
@@ -138,11 +144,14 @@ def test_nothing_is_doubled_or_lost(
     service = Service(database_url, tmp_path, activations)
     with ExitStack() as stack:
         disturbed = Disturbed(service, seed, stack)
+        for _ in range(4):
+            disturbed.queue()
+        until("a training that runs", lambda: any(map(service.processes, disturbed.ids)))
         steps = [
             disturbed.queue,
             disturbed.queue,
             disturbed.kill_part,
-            disturbed.kill_part,
+            disturbed.kill_supervisor,
             disturbed.cancel,
             disturbed.kill_agent,
             disturbed.agent_again,

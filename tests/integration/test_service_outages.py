@@ -12,7 +12,6 @@ import pytest
 import redis
 import sqlalchemy as sa
 from cut_line import CutLine
-from service_databases import REDIS
 from service_runs import LEASE_S, Service
 from support import started, until
 
@@ -22,6 +21,7 @@ from drumline.jobs import wakeups
 from drumline.jobs.leases import Leases
 from drumline.jobs.reports import Reports
 from drumline.jobs.states import State
+from service_databases import REDIS
 
 
 def through(line: CutLine, url: str) -> str:
@@ -175,7 +175,8 @@ def test_a_supervisor_whose_lease_was_taken_over_ends_its_processes_and_changes_
         agent.finish()
     attempt = service.attempt(training_id)
     os.kill(attempt.process_id or 0, signal.SIGSTOP)
-    until("a lease that has run out", lambda: now_ms() > service.attempt(training_id).lease_until_ms)
+    until_ms = service.attempt(training_id).lease_until_ms
+    until("a lease that has run out", lambda: now_ms() > until_ms)
     leases = Leases(service.database)
     assert [one.id for one in leases.expired(attempt.host_id)] == [attempt.id]
     os.kill(attempt.process_id or 0, signal.SIGCONT)

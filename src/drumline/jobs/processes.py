@@ -91,17 +91,17 @@ def end_all(mark: str, *, besides: Collection[int] = (), within_s: float = 10.0)
 
 def let_save(mark: str, within_s: float) -> None:
     """Give an attempt that has lost its supervisor time to save: SIGTERM to its launcher, which
-    has the ranks stop at the next step. Returns when all have ended, or the time is over.
+    has the ranks stop at the next step. Returns when it has ended, or the time is over.
     """
-    left = members(mark)
-    own = {process.pid for process in left}
-    for process in left:
+    there = members(mark)
+    own = {process.pid for process in there}
+    launchers = []
+    for process in there:
         with suppress(psutil.Error):
-            if process.ppid() not in own:  # the launcher; a signal to its loaders would break it
+            if process.ppid() not in own:  # a signal to the ranks' loaders would break them
                 process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + within_s
-    while members(mark) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+                launchers.append(process)
+    psutil.wait_procs(launchers, within_s)
 
 
 def reap(besides: Collection[int] = ()) -> None:

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 SELF = Path(__file__).resolve()
-STEPS = 20
+STEPS = 60
 
 
 def agent() -> None:
