@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import platform
 import subprocess
 import sys
@@ -43,8 +44,9 @@ COLUMNS = [
 ]
 
 
-def curve(case: str, seed: int) -> Iterator[dict[str, Any]]:
+def curve(case: str, seed: int, threads: int) -> Iterator[dict[str, Any]]:
     """Train once; a row for each evaluation."""
+    environ = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     example, devices, overrides = CASES[case]
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -56,7 +58,7 @@ def curve(case: str, seed: int) -> Iterator[dict[str, Any]]:
         began = time.perf_counter()
         planned = 1920 if example == "cartpole_memory" else 2480
         every = f"evaluation.every_steps={planned // EVALUATIONS}"
-        subprocess.run([*command, every], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*command, every], check=True, stdout=subprocess.DEVNULL, env=environ)
         seconds = time.perf_counter() - began
         events = read_events(run / "events.jsonl")
     steps = {e["step"]: e["metrics"]["environment_steps"] for e in events if e["kind"] == "step"}
@@ -105,8 +107,9 @@ def main() -> None:
     last = []
     cases = [name for name in CASES if name.startswith(starts)]
     runs = [(case, seed) for case in cases for seed in map(int, asked.seeds.split(","))]
+    threads = max(1, len(os.sched_getaffinity(0)) // (2 * asked.jobs))
     with ThreadPoolExecutor(asked.jobs) as pool:
-        for rows in pool.map(lambda run: list(curve(*run)), runs):
+        for rows in pool.map(lambda run: list(curve(*run, threads)), runs):
             writer.writerows({**row, **facts()} for row in rows)
             sys.stdout.flush()
             last.append(rows[-1])

@@ -1,31 +1,39 @@
-"""What watching costs: milliseconds a step with stability off, at its defaults, and all on.
+"""What watching costs: a step with stability at its defaults, and all on, over one with it off.
 
-    python benchmarks/stability_overhead.py [--steps 600]
+    python benchmarks/stability_overhead.py [--pairs 30]
     torchrun --nproc-per-node 2 benchmarks/stability_overhead.py     (with the replica comparison)
 
-The settings take turns in blocks, so that all meet the same clocks and temperatures, and the
-median block of each counts. A block is 100 steps, so each holds one of the measurements that come
-every 100 steps. Time is wall time on a GPU; on the CPU it is the process's own processor time, as
-other processes of the machine disturb that less. One row a size, as CSV.
+Blocks of 100 steps, each with one measurement of those that come every 100, are timed in pairs:
+one with and one without, close after each other and in turning order, so that both meet the same
+clocks and temperatures. For the defaults both are blocks of the same session, whose watchers are
+taken off and put on again: same weights, same memory, same threads. The cost is the median of the
+pairs' ratios, with the interval that holds the true median in 95 of 100 such measurements (from the
+order of the ratios, so without assuming a distribution). Time is wall time on a GPU; on the CPU it
+is the process's own processor time, as other processes of the machine disturb that less. One row a
+size, as CSV.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from drumline.config import parse_config
+from drumline.config import RunConfig, parse_config
 from drumline.distributed import World, open_world
 from drumline.run_directory import RunDirectory
 from drumline.training.own_model import OwnModelTask
 from drumline.training.session import Session, open_session
+from drumline.training.stability import Stability
 
 BLOCK = 100
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -35,7 +43,35 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 SETTINGS["all"] |= {"fingerprint_every": 10}
 SIZES = [(2, 64), (4, 256), (6, 512), (8, 1024), (12, 2048)]
-COLUMNS = "device,ranks,layers,width,parameters,off_ms,default_ms,all_ms,default_over,all_over"
+COLUMNS = (
+    "device,ranks,layers,width,parameters,pairs,off_ms,default_over,default_from,default_to,"
+    "all_over,all_from,all_to"
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The median of the ratios minus 1, and its 95% interval."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, ratios: Sequence[float]) -> Cost:
+        """From the ratios of pairs: the interval between their k-th smallest and k-th largest,
+        where k - 1 or fewer heads in so many throws of a coin come up in 2.5% of all cases.
+        """
+        found, count = sorted(ratios), len(ratios)
+        below, k = 0.0, 0
+        while below + math.comb(count, k) / 2**count <= 0.025:
+            below += math.comb(count, k) / 2**count
+            k += 1
+        k = max(k - 1, 0)
+        return cls(statistics.median(found) - 1, found[k] - 1, found[-1 - k] - 1)
+
+    def __str__(self) -> str:
+        return f"{self.median:+.2%},{self.low:+.2%},{self.high:+.2%}"
 
 
 def build(layers: int, width: int) -> nn.Module:
@@ -51,24 +87,30 @@ def loss(model: nn.Module, batch: Tensor) -> Tensor:
     return (model(batch) - batch).square().mean(1)
 
 
-def session_of(
-    setting: str, layers: int, width: int, batch: int, world: World, folder: Path
-) -> Session:
-    config = parse_config(
+def config_of(setting: str, batch: int, world: World) -> RunConfig:
+    return parse_config(
         {
             "steps": 10**6,
             "global_batch": batch * world.size,
             "precision": "bf16" if world.device.type == "cuda" else "fp32",
             "stability": SETTINGS[setting],
             "logging": {"every_steps": 10**6},
+            "distributed": {"balance": {"every_steps": 10**6}},
         }
     )
+
+
+def session_of(
+    config: RunConfig, layers: int, width: int, batch: int, world: World, folder: Path
+) -> Session:
     data = torch.randn(8 * batch * world.size, width)
     task = OwnModelTask(lambda: build(layers, width), data, loss)  # type: ignore[arg-type]
-    return open_session(config, task, world, RunDirectory.create(folder / setting))
+    session = open_session(config, task, world, RunDirectory.create(folder))
+    session.open_source()
+    return session
 
 
-def block(session: Session, steps: int) -> float:
+def block(session: Session, steps: int = BLOCK) -> float:
     """Milliseconds a step of the Trainer's loop."""
     progress = session.progress
     clock = time.perf_counter if session.world.device.type == "cuda" else time.process_time
@@ -88,38 +130,69 @@ def block(session: Session, steps: int) -> float:
     return 1000 * (clock() - began) / steps
 
 
+def switchable(
+    session: Session, config: RunConfig
+) -> tuple[Callable[[], float], Callable[[], float]]:
+    """Blocks of a session as it is, and of the same one with the config's stability on it."""
+    states = {"off": (list(session.watchers), session.step.gate)}
+    Stability(config).attach(session)
+    states["on"] = (list(session.watchers), session.step.gate)
+
+    def timed(state: str) -> float:
+        session.watchers[:], session.step.gate = states[state]
+        return block(session)
+
+    return lambda: timed("off"), lambda: timed("on")
+
+
+def compared(
+    off: Callable[[], float], on: Callable[[], float], pairs: int
+) -> tuple[list[float], list[float]]:
+    """Times without, and ratios of with to without, of pairs in turning order."""
+    without, ratios = [], []
+    for number in range(pairs):
+        times = {each: each() for each in ((off, on) if number % 2 == 0 else (on, off))}
+        without.append(times[off])
+        ratios.append(times[on] / times[off])
+    return without, ratios
+
+
 def measure(
-    layers: int, width: int, batch: int, steps: int, world: World, folder: Path
-) -> dict[str, float]:
-    sessions = {s: session_of(s, layers, width, batch, world, folder) for s in SETTINGS}
-    times: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
-    for session in sessions.values():
-        session.open_source()
-        block(session, 10)
-        session.progress.step = 0
-    for _ in range(max(1, steps // BLOCK)):
-        for setting, session in sessions.items():
-            times[setting].append(block(session, BLOCK))
-    return {setting: statistics.median(found) for setting, found in times.items()}
+    layers: int, width: int, options: argparse.Namespace, world: World, folder: Path
+) -> tuple[float, Cost, Cost]:
+    """Milliseconds a step without, and what the defaults and everything add."""
+    configs = {name: config_of(name, options.batch, world) for name in SETTINGS}
+    plain, watched = (
+        session_of(configs[name], layers, width, options.batch, world, folder / name)
+        for name in ("off", "all")
+    )
+    off, on = switchable(plain, configs["default"])
+    for warm in (off, on, lambda: block(watched)):
+        warm()
+    without, ratios = compared(off, on, options.pairs)
+    _, of_all = compared(off, lambda: block(watched), max(6, options.pairs // 4))
+    for session in (plain, watched):
+        session.strategy.teardown()
+        session.events.close()
+    return statistics.median(without), Cost.of(ratios), Cost.of(of_all)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=600, help="steps of each setting and size")
+    parser.add_argument("--pairs", type=int, default=30, help="pairs of blocks of each size")
     parser.add_argument("--batch", type=int, default=256, help="samples of each rank")
-    parser.add_argument("--sizes", type=int, default=3, help="how many of the sizes, from below")
+    parser.add_argument("--sizes", default="0,1,2", help="which of the sizes, with commas")
     options = parser.parse_args()
     with open_world() as world, tempfile.TemporaryDirectory() as folder:
         name = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
         if world.is_main:
             print(COLUMNS)
-        for layers, width in SIZES[: options.sizes]:
+        for layers, width in (SIZES[int(number)] for number in options.sizes.split(",")):
             place = Path(folder) / f"{layers}-{width}"
-            ms = measure(layers, width, options.batch, options.steps, world, place)
+            ms, default, everything = measure(layers, width, options, world, place)
             count = sum(p.numel() for p in build(layers, width).parameters())
-            row = [name, world.size, layers, width, count]
-            row += [round(ms[setting], 4) for setting in SETTINGS]
-            row += [f"{ms[setting] / ms['off'] - 1:+.2%}" for setting in ("default", "all")]
+            row = [name, world.size, layers, width, count, options.pairs]
+            row += [round(ms, 4), default, everything]
             if world.is_main:
                 print(",".join(map(str, row)), flush=True)
 

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from drumline.training.checkpoint import CheckpointStore
 
 PROGRAM = Path(__file__).parent / "programs" / "spread_runs.py"
-DEADLINE_S = 400.0
-STEPS = 50
+DEADLINE_S = 800.0
+STEPS = 100
 
 Case = dict[str, Any]
 
@@ -114,10 +114,12 @@ def launch(size: int, cases: list[Case], folder: Path, backend: str = "gloo") ->
     return {each["name"]: Trained(Path(each["folder"])) for each in cases}
 
 
-def launch_together(cases: dict[int, list[Case]], folder: Path) -> dict[str, Trained]:
+def launch_together(
+    cases: dict[int, list[Case]], folder: Path, backend: str = "gloo"
+) -> dict[str, Trained]:
     """As `launch`, with worlds of several sizes at once: most ranks wait most of the time."""
     with ThreadPoolExecutor() as pool:
-        made = pool.map(lambda size: launch(size, cases[size], folder), cases)
+        made = pool.map(lambda size: launch(size, cases[size], folder, backend), cases)
         return {name: trained for found in made for name, trained in found.items()}
 
 

@@ -86,10 +86,10 @@ def plan(
     before = read.global_batch
     if per_device is not None:
         read = _with_batch(read, machine, per_device)
-    make_plan(read, machine)  # what cannot be planned is said before anything is traced
+    first = make_plan(read, machine)  # what cannot be planned is said before anything is traced
     speed, no_speed = _speed(read, machine, profile)
     with memory.TracingProcess() as tracer:
-        answers, no_memory = _memory(read, tracer)
+        answers, no_memory = _memory(read, first, tracer)
         made = make_plan(read, machine, speed=speed, memory=answers)
     missing = [line for line in (no_speed, no_memory) if line is not None]
     _show(read, made, before, missing, explain=explain, out=out, as_json=as_json)
@@ -131,16 +131,20 @@ def _speed(
         return None, f"no step times: {error.message}"
 
 
-def _memory(config: RunConfig, tracer: Tracer) -> tuple[MemoryAnswers | None, str | None]:
+def _memory(
+    config: RunConfig, first: Plan, tracer: Tracer
+) -> tuple[MemoryAnswers | None, str | None]:
     """What answers for the config's memory, or why nothing does."""
     from drumline.bench.memory import MemoryAnswers
+    from drumline.config import Mode
     from drumline.errors import DrumlineError
 
     if config.task is None:
         return None, "no memory estimate: the config names no task whose step could be traced"
     answers = MemoryAnswers(config, tracer)
     try:
-        answers.need(1, None)  # whether it can be traced at all
+        # Whether it can be traced at all; a mesh only on as many devices as it has places.
+        answers.need(len(first.devices) if config.distributed.mode is Mode.HYBRID else 1, None)
     except DrumlineError as error:
         return None, f"no memory estimate: {error.message}"
     return answers, None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -23,8 +24,10 @@ from drumline.config import ClusterEnvironment, DistributedConfig, Mode, RunConf
 from drumline.config.environment import visible_devices_setting
 from drumline.distributed.control import ControlPlane, LocalControl, StoreControl
 from drumline.distributed.device_stats import DeviceStats, device_stats
-from drumline.distributed.strategies import Strategy, build_strategy
 from drumline.errors import DeviceError
+
+if TYPE_CHECKING:
+    from drumline.distributed.strategies import Strategy
 
 _opened = itertools.count()
 """Numbers the worlds of this process, so that each has its own part of the store."""
@@ -134,6 +137,8 @@ class World:
 
     def strategy(self) -> Strategy:
         """How a model is spread in this world."""
+        from drumline.distributed.strategies import build_strategy
+
         return build_strategy(self.config, self)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:

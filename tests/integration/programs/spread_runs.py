@@ -45,7 +45,7 @@ from drumline.training.session import open_session
 from drumline.training.signals import StopSignals
 from drumline.training.task import Task
 
-WAIT_S = 240.0
+WAIT_S = 480.0
 CLASSES = {"distributed": modes.DataParallelReplicas, "sharded": modes.Sharded}
 
 

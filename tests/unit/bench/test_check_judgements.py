@@ -201,6 +201,8 @@ def test_a_copy_far_below_its_pcie_link_warns() -> None:
     assert "GPU 0 25.0 of 63 GB/s" in pinned.text
     fine = [{"pinned": 55.0, "unpinned": 6.0}, {"pinned": 54.0, "unpinned": 7.0}]
     assert statuses(device.judge_from_host(there, fine)) == ["pass", "pass"]
+    quick = [{"pinned": 55.0}, {"pinned": 54.0}]
+    assert statuses(device.judge_from_host(there, quick)) == ["pass"]
 
 
 def facts(wrong: int = 0, bus_gb_s: float = 350.0) -> dict[str, Any]:

@@ -219,7 +219,7 @@ def test_an_outcome_is_written_once(service: Service) -> None:
 
 def test_success_before_the_supervisor_said_it_was_there_is_refused(service: Service) -> None:
     training_id, token = service.ask(), claim(service)[1]
-    with pytest.raises(LeaseLost):
+    with pytest.raises(WrongState):
         service.outcomes.finish(token, DONE)
     assert service.state(training_id) is State.LEASED
     assert len(service.leases.held()) == 1

@@ -22,6 +22,7 @@ OF_PCIE = 0.5
 """Below this part of the PCIe link's nominal bandwidth something is wrong with it."""
 
 _CPU_DTYPES, _QUICK_DTYPES = ("fp32",), ("fp32", "bf16")
+_COPY_BYTES, _QUICK_COPY_BYTES = 256 * 2**20, 64 * 2**20
 _SLOW_REMEDY = (
     "Look for heat, a power cap or other processes on it; leave it out, or give it a smaller share."
 )
@@ -59,18 +60,24 @@ def judge_copy(context: CheckContext, measured: Sequence[float]) -> Sequence[Fin
 
 
 def measure_from_host(seat: Seat) -> dict[str, Any]:
-    """GB/s from host memory, pinned and not; one rank at a time, as they share the host's."""
+    """GB/s from host memory, pinned and, if there is time, not; one rank at a time, as they share
+    the host's.
+    """
     from drumline.bench.measure import host_to_device_bandwidth
 
+    size = _QUICK_COPY_BYTES if seat.quick else _COPY_BYTES
+    kinds = {"pinned": True} if seat.quick else {"pinned": True, "unpinned": False}
     with _one_at_a_time(seat.scratch):
         return {
-            name: _or_error(partial(host_to_device_bandwidth, seat.device, pinned=pinned))
-            for name, pinned in (("pinned", True), ("unpinned", False))
+            name: _or_error(
+                partial(host_to_device_bandwidth, seat.device, pinned=pinned, size_bytes=size)
+            )
+            for name, pinned in kinds.items()
         }
 
 
 def judge_from_host(context: CheckContext, measured: Sequence[dict[str, Any]]) -> Sequence[Finding]:
-    """Pinned copies beside what PCIe should give; unpinned ones for comparison."""
+    """Pinned copies beside what PCIe should give; unpinned ones, if measured, for comparison."""
     nominal = [_pcie_gb_s(context, rank) for rank in range(len(measured))]
     rates = [rates["pinned"] for rates in measured]
     finding = compared("host to device, pinned", context, rates, "GB/s")
@@ -84,6 +91,8 @@ def judge_from_host(context: CheckContext, measured: Sequence[dict[str, Any]]) -
             "See that the card has all its PCIe lanes (lspci -vv), and the NUMA node is its own."
         )
         finding = warned(finding.name, f"below its PCIe link: {'; '.join(slow)}", remedy, rates)
+    if any("unpinned" not in rates for rates in measured):
+        return [finding]
     unpinned = [rates["unpinned"] for rates in measured]
     return [finding, compared("host to device, unpinned", context, unpinned, "GB/s")]
 

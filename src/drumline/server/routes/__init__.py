@@ -1,0 +1,1 @@
+"""Thin routers, one module for each part of the API."""
