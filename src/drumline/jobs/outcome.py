@@ -111,6 +111,7 @@ class Outcomes:
 
         Raises:
             LeaseLost: If the token counts no more.
+            WrongState: If it may not end so: with success before it was starting, say.
         """
         now = self._clock()
         with self._database.writing() as connection:
@@ -144,6 +145,7 @@ def end_attempt(
 
     Raises:
         LeaseLost: If the training is not in an active state.
+        WrongState: If it may not end so from the state it is in.
     """
     query = sa.select(trainings).where(trainings.c.id == attempt.training_id).with_for_update()
     training = connection.execute(query).one()
@@ -161,7 +163,10 @@ def end_attempt(
         **values,
     )
     if not moved:
-        raise LeaseLost
+        if training.state not in ACTIVE:
+            raise LeaseLost
+        allowed = sorted(state.value for state in before(counted.state))
+        raise WrongState(attempt.training_id, training.state, counted.state.value, allowed)
     connection.execute(
         sa.update(attempts)
         .where(attempts.c.id == attempt.id)

@@ -54,28 +54,25 @@ def explain(
         now_ms: The time.
         rules: As for `queue.decide`.
     """
-    starting = {host.id: decide(host, ordered, now_ms, rules) for host in hosts}
-    next_up = {d.start.id: host for host, d in starting.items() if d.start is not None}
-    held = [d.held for d in starting.values() if d.held is not None and d.held.firm]
-    future = {host.id: host for host in hosts}
+    decisions = {host.id: decide(host, ordered, now_ms, rules) for host in hosts}
+    next_up = {d.start.id: host for host, d in decisions.items() if d.start is not None}
+    held = [d.held for d in decisions.values() if d.held is not None and d.held.firm]
+    present = {host.id: host for host in hosts}
+    future = dict(present)
     waits: dict[str, Wait] = {}
     for position, job in enumerate(ordered, 1):
         able = [host for host in future.values() if job.host in (None, host.id)]
+        at_once = [host.id for host in able if place(host, job, host.free) is not None]
         found = [(host, h) for host in able if (h := hold(host, job, now_ms, rules))]
-        if job.gpus == 0 or not found:
-            at_once = [host for host in able if place(host, job, host.free) is not None]
-        else:
-            at_once = []
         if job.id in next_up:
             wait = Wait(position, "next", "can start now", now_ms, "", next_up[job.id])
         elif at_once:
-            wait = Wait(position, "behind", _ahead(position), now_ms, "", at_once[0].id)
-        elif not found:
-            wait = _never(position, job, able, hosts)
+            wait = Wait(position, "behind", _ahead(position), now_ms, "", at_once[0])
+        elif found:
+            then, best = min(found, key=lambda pair: _soonest(pair[1], pair[0]))
+            wait = _waits(position, job, present[then.id], then, best, held)
         else:
-            host, best = min(found, key=lambda pair: _soonest(pair[1], pair[0]))
-            now_there = next(other for other in hosts if other.id == host.id)
-            wait = _waits(position, job, now_there, host, best, held)
+            wait = _never(position, job, able, hosts)
         waits[job.id] = wait
         if found:
             host, best = _where(found, wait.host)
@@ -165,15 +162,16 @@ def _never(position: int, job: Waiting, able: Sequence[Host], hosts: Sequence[Ho
             else f"host {job.host} is not there; there are {', '.join(h.id for h in hosts)}"
         )
         return Wait(position, "no_host", reason, None, "unknown: no host is there", None)
-    asked = f"devices {', '.join(job.gpu_ids)}" if job.gpu_ids else _asked(job)
     most = max(len(host.ever) for host in able)
+    if job.gpus == 0 or (job.gpus == "auto" and most == 0):
+        reason = "as many trainings without devices run as a host takes at a time"
+        return Wait(position, "devices", reason, None, "unknown: nobody predicts these", None)
+    asked = f"devices {', '.join(job.gpu_ids)}" if job.gpu_ids else _asked(job)
     reason = f"no host can give it {asked}; the most that one has in order is {_devices(most)}"
     return Wait(position, "impossible", reason, None, "unknown: no host can run it", None)
 
 
 def _asked(job: Waiting) -> str:
-    if job.gpus == 0:
-        return "room for one more training on the CPU"
     count = _devices(job.gpus) if isinstance(job.gpus, int) else f"{job.gpus} devices"
     if job.memory_bytes is None:
         return count
