@@ -21,6 +21,7 @@ from drumline.server.access.identity import Identity
 from drumline.server.access.rate import RateLimit
 from drumline.server.access.tokens import Tokens
 from drumline.server.planner import Planner
+from drumline.server.views.system import Check
 
 
 def _nothing() -> None:
@@ -37,6 +38,7 @@ class Services:
         bus: What is sampled in this process is published here.
         machine: This host as it was just now, by its host id; None where it is not sampled here.
         wake: Has agents look at the queue soon.
+        running: How what runs in this process is doing.
     """
 
     settings: ServiceSettings
@@ -44,6 +46,7 @@ class Services:
     bus: Bus = field(default_factory=Bus)
     machine: Callable[[], tuple[str, Machine] | None] = _nothing
     wake: Callable[[], object] = _nothing
+    running: Callable[[], list[Check]] = list
 
     def __post_init__(self) -> None:
         self.trainings = Trainings(self.database)
