@@ -1,9 +1,9 @@
 """Predicted and measured memory side by side: `python benchmarks/memory_estimate.py --out DIR`.
 
 Every case is predicted in one process without a GPU, and measured in another on one: the real
-Session takes five steps, and torch's allocator says what it reserved at most. Cases for two ranks
-need two GPUs. DIR gets memory_estimate.csv, and for each case a JSON file with both sequences of
-allocations, to calibrate from.
+Session takes five steps, and torch's allocator says what it reserved at most. Cases for several
+ranks need as many GPUs. DIR gets memory_estimate.csv, and for each case a JSON file with both
+sequences of allocations, to calibrate from.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
 from typing import Any
+
+from memory_cases import Case, build, cases
 
 LIMIT_S = 150
 SHARED_BY = 3
@@ -29,173 +30,7 @@ SHARED_BY = 3
 ALONE = ("sae topk small fp32", "lm bf16", "lstm fp32")
 """Measured alone, so that the memory outside torch's allocator is theirs."""
 
-DEAD = (5347 / 16384, 5524 / 16384, 5690 / 16384, 5893 / 16384, 5893 / 16384)
-"""Part of the latents that was dead after each step where that was measured; no trace knows it."""
-
 MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Case:
-    """One configuration. `keys` are the config's; `what` and `options` pick the model."""
-
-    name: str
-    what: str
-    precision: str
-    options: dict[str, Any] = field(default_factory=dict)
-    keys: dict[str, Any] = field(default_factory=dict)
-    ranks: int = 1
-
-
-def cases() -> list[Case]:
-    sizes = {
-        "small": {"d": 768, "latents": 16_384},
-        "medium": {"d": 1024, "latents": 32_768},
-        "large": {"d": 2304, "latents": 65_536},
-    }
-    found = [
-        Case(f"sae topk {size} {precision}", "sae", precision, options)
-        for size, options in sizes.items()
-        for precision in ("fp32", "tf32", "bf16", "fp16")
-    ]
-    found += [
-        Case(f"sae {architecture} {precision}", "sae", precision, options | {"task": task})
-        for options in [sizes["small"]]
-        for architecture, precision in [
-            *(("batchtopk", "bf16"), ("jumprelu", "fp32"), ("jumprelu", "bf16")),
-            *(("standard", "fp32"), ("gated", "bf16")),
-        ]
-        for task in [{"architecture": architecture}]
-    ]
-    small = sizes["small"]
-    dead = {"task": {"dead_after_samples": 4096, "k": 10}, "dead": DEAD}
-    found += [
-        Case("sae topk micro-batches", "sae", "bf16", small, {"micro_batch": 1024}),
-        Case("sae topk foreach adam", "sae", "fp32", small, _foreach()),
-        Case("sae topk dead latents", "sae", "fp32", small | dead),
-    ]
-    found += [
-        Case(f"lm {precision}{note}", "lm", precision, {"checkpointed": bool(note)}, _lm())
-        for precision in ("bf16", "fp16", "fp32")
-        for note in ("", " checkpointed")
-        if (precision, note) != ("fp32", " checkpointed")
-    ]
-    found += [
-        Case(f"lstm {precision}", "lstm", precision, {}, {"global_batch": 256})
-        for precision in ("fp32", "bf16")
-    ]
-    two = {"ranks": 2}
-    found += [
-        Case(f"sae topk {size} {precision} 2 ranks", "sae", precision, sizes[size], _pair(), **two)
-        for size, precision in [("small", "fp32"), ("medium", "bf16"), ("large", "tf32")]
-    ]
-    found += [
-        Case("sae jumprelu bf16 2 ranks", "sae", "bf16", small | _jump(), _pair(), **two),
-        Case("lm bf16 2 ranks", "lm", "bf16", {}, _lm() | {"global_batch": 64}, **two),
-        Case("lstm fp32 2 ranks", "lstm", "fp32", {}, {"global_batch": 512}, **two),
-    ]
-    found += [
-        Case(
-            f"sae topk {size} {precision} sharded 2 ranks",
-            *("sae", precision, sizes[size], _pair() | _sharded()),
-            **two,
-        )
-        for size, precision in [("small", "fp32"), ("medium", "bf16"), ("large", "tf32")]
-    ]
-    found += [
-        Case(
-            f"lm {precision}{' checkpointed' * recompute} sharded 2 ranks",
-            *("lm", precision, {}, _lm() | {"global_batch": 64} | _sharded(recompute)),
-            **two,
-        )
-        for precision, recompute in [("fp32", False), ("bf16", False), ("bf16", True)]
-    ]
-    return found
-
-
-def _lm() -> dict[str, Any]:
-    return {"global_batch": 32, "clip_norm": 1.0, "optimizer": {"name": "adamw"}}
-
-
-def _foreach() -> dict[str, Any]:
-    return {"optimizer": {"implementation": "foreach"}}
-
-
-def _jump() -> dict[str, Any]:
-    return {"task": {"architecture": "jumprelu"}}
-
-
-def _pair() -> dict[str, Any]:
-    return {"global_batch": 8192}
-
-
-def _sharded(recompute: bool = False) -> dict[str, Any]:
-    options = {"activation_checkpointing": recompute}
-    return {"distributed": {"mode": "sharded", "sharded": options}}
-
-
-def build(case: Case) -> tuple[Any, Any]:
-    """The case's task and config. Imports torch, so only in a case's own process."""
-    from drumline.config import RunConfig
-
-    keys = {"steps": 50, "global_batch": 4096, "precision": case.precision, **case.keys}
-    if case.what == "sae":
-        task_keys = {
-            "name": "sae",
-            "activations": "in-memory",
-            "latents": case.options["latents"],
-            "bias_init": "zero",
-            "bias_samples": 64,
-            "evaluation": {"samples": 64},
-            **case.options.get("task", {}),
-        }
-        config = RunConfig.model_validate({**keys, "task": task_keys})
-        return _sae_task(case.options["d"], config.global_batch), config
-    return _own_task(case), RunConfig.model_validate(keys)
-
-
-def _sae_task(width: int, batch: int) -> Any:
-    import torch
-
-    from drumline.tasks.sae.data import Rows
-    from drumline.tasks.sae.task import SAETask
-
-    class InMemory:
-        def __init__(self) -> None:
-            generator = torch.Generator().manual_seed(0)
-            self.rows = torch.randn(2048, width, generator=generator)
-            self.width = width
-
-        def __len__(self) -> int:
-            return 6 * batch + 64
-
-        def __getitems__(self, numbers: list[int]) -> torch.Tensor:
-            return self.rows[[number % len(self.rows) for number in numbers]]
-
-    return SAETask(lambda config: Rows(InMemory(), None, config))
-
-
-def _own_task(case: Case) -> Any:
-    import torch
-    from memory_models import (
-        ActorCritic,
-        LanguageModel,
-        LanguageModelSize,
-        Samples,
-        next_token_loss,
-        ppo_loss,
-    )
-
-    from drumline.training.own_model import OwnModelTask
-
-    if case.what == "lm":
-        size = LanguageModelSize(**case.options)
-        data = Samples(512, ((size.length + 1,), torch.int64))
-        return OwnModelTask(lambda: LanguageModel(size), data, next_token_loss)
-    steps = 128
-    floats, whole = torch.float32, torch.int64
-    shapes = [((steps, 256), floats), ((steps,), whole), ((steps,), floats), ((steps,), floats)]
-    return OwnModelTask(ActorCritic, Samples(2048, *shapes), ppo_loss)
 
 
 def predict(case: Case) -> dict[str, Any]:
@@ -359,7 +194,7 @@ def line(row: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("memory-estimate"))
-    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--only", default="", help="cases whose name has one of these, with commas")
     parser.add_argument("--case", default="", help=argparse.SUPPRESS)
     parser.add_argument("--action", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -369,7 +204,9 @@ def main() -> int:
         return 0
     for folder in ("parts", "details"):
         (options.out / folder).mkdir(parents=True, exist_ok=True)
-    chosen = [case for case in cases() if options.only in case.name]
+    chosen = [
+        case for case in cases() if any(part in case.name for part in options.only.split(","))
+    ]
     head = ("reserved", "measured", "error", "allocated", "measured", "context", "measured")
     print(f"{'MiB':<32}" + "".join(f"{name:>{9}}" for name in head))
     rows = run_all(chosen, options.out)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.utils.checkpoint import checkpoint
 
 
@@ -73,6 +74,10 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(TransformerBlock(size) for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.width)
         self.head = nn.Linear(size.width, size.vocabulary, bias=False)
+
+    def tensor_plan(self) -> dict[str, ParallelStyle]:
+        """Each block's two wide layers are split."""
+        return {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
 
     def forward(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.size(1), device=tokens.device)

@@ -3,11 +3,13 @@ of what each rank does alone.
 
     python benchmarks/unequal_devices.py
 
-Needs two cores with nothing else running on them, and takes about two minutes. Rank 0 is bound to
-one core; rank 1 to another, beside a child of it that never rests, so that the kernel's scheduler
-gives it half of that core. Everything else is as a user has it: `drumline run` on cpu:2, and a
-model of the user's own. Speeds are samples a second from the runs' `step` events, the first steps
-left out. One row, as CSV, comes last.
+Takes about two minutes. With GPUs, of which it uses two, rank 1's is shared with a child of that
+rank that always has a matrix product queued there: the driver gives each its slices of time.
+Without, it needs two cores with nothing else running on them. Rank 0 is then bound to one core;
+rank 1 to another, beside a child of it that never rests, so that the kernel's scheduler gives it
+half of that core. Everything else is as a user has it: `drumline run`, and a model of the user's
+own. Speeds are samples a second from the runs' `step` events, the first steps left out. One row, as
+CSV, comes last.
 """
 
 from __future__ import annotations
@@ -28,14 +30,16 @@ from torch.utils.data import TensorDataset
 from drumline import RunConfig, Trainer
 from drumline.events import read_events
 
-GLOBAL_BATCH, MICRO_BATCH, CLASSES = 384, 8, 10
+ON_GPUS = torch.cuda.is_available()
+GLOBAL_BATCH, MICRO_BATCH, WIDTH = (768, 64, 256) if ON_GPUS else (384, 8, 64)
+CLASSES = 10
 EVENT_STEPS = 2  # between step events, which are a message among ranks
 WARM_UP = {"equal": 2, "measured": 20}
-COLUMNS = "cpu,torch,rank_0_alone,rank_1_alone,sum,equal,measured,shares"
+COLUMNS = "device,torch,rank_0_alone,rank_1_alone,sum,equal,measured,shares"
 COLUMNS += ",equal_over_sum,measured_over_sum"
 
 
-def build(width: int = 64) -> nn.Module:
+def build(width: int = WIDTH) -> nn.Module:
     """Convolutions: much work for each parameter, so that sending gradients is a small part."""
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1), nn.ReLU()]
     for _ in range(4):
@@ -52,10 +56,10 @@ def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
 def train(core: int, batch: int, steps: int, shares: str, run: str) -> None:
     """What every rank runs, on its own core."""
     core += int(os.environ.get("RANK", "0"))
-    os.sched_setaffinity(0, {core})
-    torch.set_num_threads(1)
-    if core == 1:
-        never_rest()
+    if not ON_GPUS:
+        os.sched_setaffinity(0, {core})
+        torch.set_num_threads(1)
+    other = never_rest(core) if core == 1 else None
     random = torch.Generator().manual_seed(0)
     images = torch.randn(4 * GLOBAL_BATCH, 3, 32, 32, generator=random)
     labels = torch.randint(0, CLASSES, (len(images),), generator=random)
@@ -70,16 +74,37 @@ def train(core: int, batch: int, steps: int, shares: str, run: str) -> None:
         distributed={"shares": shares},
     )
     Trainer(config, model=build, data=TensorDataset(images, labels), loss=loss).fit()
+    if other is not None:
+        other.kill()
+        other.wait()
 
 
-def never_rest() -> None:
-    """Take all the time of this core that can be had, in a process of this one's priority.
+def never_rest(number: int) -> subprocess.Popen[bytes]:
+    """Take all the time of this core, or of a GPU, that can be had, in a process of this one's
+    priority.
 
     A child belongs to its parent's session, so that kernels which share a core among sessions first
     see one. It ends with its parent.
     """
-    code = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
-    subprocess.Popen([sys.executable, "-c", code])
+    alive = f"while os.getppid() == {os.getpid()}:"
+    lines = ["import os", "print(flush=True)", f"{alive} pass"]
+    environment = dict(os.environ)
+    if ON_GPUS:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+        environment["CUDA_VISIBLE_DEVICES"] = visible[number if len(visible) > 1 else 0]
+        lines = [
+            "import os, torch",
+            "a = torch.randn(4096, 4096, device='cuda')",
+            "done = [torch.cuda.Event() for _ in range(4)]",
+            "(a @ a).sum().item(); print(flush=True)",
+            alive,
+            "    for event in done: event.synchronize(); a @ a; event.record()",
+        ]
+    words = [sys.executable, "-c", "\n".join(lines)]
+    child = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()  # it has begun
+    return child
 
 
 def start(
@@ -88,11 +113,16 @@ def start(
     """A run under way: of one process on a core, or of two ranks on theirs."""
     given = [__file__, "--core", core, "--batch", batch, "--steps", steps, "--shares", shares]
     given += ["--train", folder / name]
-    launcher = ["-m", "drumline", "run", "--gpus", "cpu:2", "--run-dir", folder / name]
+    devices = "0,1" if ON_GPUS else "cpu:2"
+    launcher = ["-m", "drumline", "run", "--gpus", devices, "--run-dir", folder / name]
     both = batch == GLOBAL_BATCH
     words = [sys.executable, *(launcher if both else []), *given]
+    environment = dict(os.environ)
+    if ON_GPUS and not both:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+        environment["CUDA_VISIBLE_DEVICES"] = visible[core]
     with (folder / f"{name}.log").open("w") as log:
-        return subprocess.Popen([str(w) for w in words], stdout=log, stderr=log)
+        return subprocess.Popen([str(w) for w in words], stdout=log, stderr=log, env=environment)
 
 
 def finish(process: subprocess.Popen[bytes], folder: Path, name: str) -> None:
@@ -134,7 +164,7 @@ def report(found: dict[str, Any]) -> None:
     together = found["rank_0_alone"] + found["rank_1_alone"]
     rows = [
         ("rank 0 alone", found["rank_0_alone"]),
-        ("rank 1 alone, on half a core", found["rank_1_alone"]),
+        (f"rank 1 alone, on half a {'GPU' if ON_GPUS else 'core'}", found["rank_1_alone"]),
         ("sum of both", together),
         ("two ranks, equal shares", found["equal"]),
         (f"two ranks, measured shares {found['shares']}", found["measured"]),
@@ -151,6 +181,8 @@ def report(found: dict[str, Any]) -> None:
 
 
 def processor() -> str:
+    if ON_GPUS:
+        return torch.cuda.get_device_name()
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
 
@@ -166,6 +198,8 @@ def main() -> None:
     if given.train:
         train(given.core, given.batch, given.steps, given.shares, given.train)
         return
+    if torch.cuda.device_count() == 1:
+        sys.exit("This needs two GPUs, or none: set CUDA_VISIBLE_DEVICES= to measure on the CPU.")
     with tempfile.TemporaryDirectory() as folder:
         report(measure(Path(folder), given.measured_steps))
 

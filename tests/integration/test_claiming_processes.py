@@ -85,7 +85,7 @@ def leases_left(database: Database) -> int:
 
 def test_no_device_and_no_training_is_taken_twice(database_url: str, tmp_path: Path) -> None:
     database = open_database(database_url)
-    ids = queue_up(database, 60)
+    ids = queue_up(database, 40)
     folder = tmp_path / "held"
     folder.mkdir()
     claimed = end_of(workers(database_url, folder, 0.01))
@@ -103,7 +103,7 @@ def test_what_the_killed_held_is_taken_back_and_nothing_is_lost(
 ) -> None:
     """All eight are killed with SIGKILL wherever they are, in transactions too."""
     database = open_database(database_url)
-    ids = queue_up(database, 40)
+    ids = queue_up(database, 28)
     folder = tmp_path / "held"
     folder.mkdir()
     killed = workers(database_url, folder, 0.02)

@@ -217,3 +217,19 @@ def test_more_than_the_door_lets_in_are_sent_away_with_a_delay() -> None:
             tab.socket.close()
         server.until(lambda: server.feed.clients == 0)
         Tab(server.url).socket.close()
+
+
+def test_a_connection_ends_after_a_while_and_goes_on_without_a_gap() -> None:
+    with serving(Feed(arrivals=Arrivals(longest_s=0.2))) as server:
+        server.publish("queue", {"n": 1})
+        tab = Tab(server.url)
+        tab.subscribe("queue")
+        tab.read_until(lambda viewer: "queue" in viewer.state)
+        closed = closing(tab)
+        assert closed.rcvd is not None
+        assert closed.rcvd.code == 1012
+        assert "retry_after_ms" in closed.rcvd.reason
+        server.publish("queue", {"n": 2})
+        again = Tab(server.url, tab.viewer)
+        again.subscribe("queue", since={"queue": 1}, epoch=again.viewer.epoch)
+        assert again.read_until(lambda viewer: viewer.seq["queue"] == 2) == [("queue", 2, {"n": 2})]

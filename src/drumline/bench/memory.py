@@ -15,7 +15,7 @@ from drumline.config.load import override
 from drumline.errors import BadInput, DrumlineError, LaunchError
 from drumline.planning.memory import MemoryEstimate, estimate, largest_micro_batch
 from drumline.planning.memory_trace import MemoryTrace
-from drumline.planning.plan import spread
+from drumline.planning.plan import shares_among, spread
 
 SELECTED_AT_MOST = 0.1
 """Part of the elements that masks select at the upper end of a range: dead latents, say."""
@@ -131,7 +131,7 @@ class MemoryAnswers:
     def _trace(
         self, config: RunConfig, world_size: int, micro_batch: int | None, selected: float
     ) -> MemoryTrace:
-        share = max(spread(config, world_size))
+        share = max(spread(config, shares_among(config, world_size)))
         size = min(micro_batch or config.micro_batch or share, share)
         key = (world_size, size, selected)
         if key not in self._made:
@@ -188,6 +188,6 @@ def fit_micro_batch(
     return largest_micro_batch(
         lambda size: estimate(tracer(config, world_size, size, 0.0), capability),
         capacity,
-        at_most=max(spread(config, world_size)),
+        at_most=max(spread(config, shares_among(config, world_size))),
         granularity=config.task.granularity if config.task else 1,
     )

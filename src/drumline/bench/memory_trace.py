@@ -32,7 +32,7 @@ from drumline.distributed import Split, Strategy, local
 from drumline.errors import BadInput, DrumlineError
 from drumline.events import EventLog
 from drumline.planning.memory_trace import MemoryTrace
-from drumline.planning.plan import spread
+from drumline.planning.plan import shares_among, spread
 from drumline.training.optimizer import build_optimizer
 from drumline.training.own_model import LossFunction, OwnModelTask
 from drumline.training.precision import Arithmetic
@@ -40,7 +40,8 @@ from drumline.training.source import Cursor, MapDataset, StepBatch
 from drumline.training.step import CAREFUL_STEPS, StandardStep, Step, StepParts
 from drumline.training.task import Setup, Task
 
-ESTIMATED_MODES = (Mode.AUTO, Mode.NONE, Mode.DISTRIBUTED, Mode.SHARDED)
+ESTIMATED_MODES = (Mode.AUTO, Mode.NONE, Mode.DISTRIBUTED, Mode.SHARDED, Mode.HYBRID)
+CUTTING = (Mode.SHARDED, Mode.HYBRID)
 UNTRACED = ("initialisation from the data, evaluation and checkpoints are not traced",)
 CONVOLUTIONS = "convolution workspaces: cuDNN chooses them on the card"
 
@@ -74,12 +75,12 @@ def trace_task(
     Raises:
         BadInput: If the task does something that needs values.
     """
-    share = max(spread(config, world_size))
+    share = max(spread(config, shares_among(config, world_size)))
     micro_batch = min(micro_batch or config.micro_batch or share, share)
     steps = CAREFUL_STEPS + (2 if world_size > 1 else 0)  # one summed backward, one after it
     parts = _by_step(selected, steps)
     recorder = AllocationRecorder(selected=parts[0])
-    cut = config.distributed.mode is Mode.SHARDED
+    cut = config.distributed.mode in CUTTING
     with (
         tempfile.TemporaryDirectory() as folder,
         _event_log(folder) as events,
@@ -174,7 +175,7 @@ def _run(
             recorder.selected = part
             with recorder.within("batch"):
                 data = enlarged(batch, read, share)
-            _take(step, data, index, (min(share, most), world.size))
+            _take(step, data, index, (min(share, most), world.data_size))
             del data
         recorder.stop()
         strategy.teardown()
@@ -196,7 +197,7 @@ def _wrapping(
     only seen once it is cut.
     """
     split = Split(task.shard_units(model), task.tensor_plan(model))
-    wrapped = strategy.wrap(model, split) if strategy.mode is Mode.SHARDED else None
+    wrapped = strategy.wrap(model, split) if strategy.mode in CUTTING else None
     with recorder:
         _see_model(recorder, model, task)
         yield wrapped or strategy.wrap(model, split)
@@ -321,9 +322,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
                 "The config names no task, so there is nothing to trace.",
                 remedy="Set task.name, or call trace_own_model from the script.",
             )
-        if config.distributed.mode not in ESTIMATED_MODES:
+        pipeline = config.distributed.pipeline_size > 1
+        if pipeline or config.distributed.mode not in ESTIMATED_MODES:
+            what = "with mesh.pipeline" if pipeline else f"in mode {config.distributed.mode.value}"
             raise BadInput(
-                f"Memory is not estimated in mode {config.distributed.mode.value}.",
+                f"Memory is not estimated {what}.",
                 remedy="Start with a small micro_batch.",
             )
         task: Task = import_object(config.task.implementation)()

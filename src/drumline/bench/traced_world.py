@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -24,6 +26,7 @@ from drumline.config import ClusterEnvironment, DistributedConfig, Mode, RunConf
 from drumline.distributed import (
     UNCUT,
     DataParallelReplicas,
+    Hybrid,
     LocalControl,
     Sharded,
     SingleDevice,
@@ -51,8 +54,11 @@ class TracedWorld(World):
 def traced_world(config: RunConfig, size: int) -> TracedWorld:
     """A world of `size` ranks on which nothing is sent."""
     alone = ClusterEnvironment("alone", 0, size, 0, size, "127.0.0.1", 0)
+    spread = config.distributed
+    tensor = spread.mesh.shape(size).tensor if spread.mode is Mode.HYBRID else 1
     return TracedWorld(
-        0, size, 0, torch.device("cpu"), "none", LocalControl(), config.distributed, alone
+        *(0, size, 0, torch.device("cpu"), "none", LocalControl(), spread, alone),
+        tensor_size=tensor,
     )
 
 
@@ -79,6 +85,8 @@ def traced_strategy(
     """
     if config.distributed.mode is Mode.SHARDED:
         return TracedShards(config.distributed, world, low_precision)
+    if config.distributed.mode is Mode.HYBRID:
+        return TracedMesh(config.distributed, world, low_precision)
     if world.size == 1:
         return SingleDevice()
     return TracedReplicas(config, world, recorder)
@@ -96,6 +104,33 @@ class TracedShards(Sharded):
     def mesh(self) -> DeviceMesh:
         """The same at every call."""
         return self._mesh
+
+
+class TracedMesh(Hybrid):
+    """The same for replicas of shards, and layers that are split over a tensor axis."""
+
+    def __init__(
+        self, config: DistributedConfig, world: World, low_precision: torch.dtype | None
+    ) -> None:
+        super().__init__(config, world, low_precision)
+        self._mesh = super().mesh()
+
+    def mesh(self) -> DeviceMesh:
+        """The same at every call."""
+        return self._mesh
+
+    def wrap(self, model: nn.Module, split: Split = UNCUT) -> nn.Module:
+        """FSDP2 puts the mesh of a split layer together itself, and looks at its values."""
+        if self.world.tensor_size == 1:
+            return super().wrap(model, split)
+        together = DeviceMesh._concatenate
+
+        def of_real_tensors(meshes: list[DeviceMesh]) -> DeviceMesh:
+            with unset_fake_temporarily():
+                return together(meshes)
+
+        with patch.object(DeviceMesh, "_concatenate", staticmethod(of_real_tensors)):
+            return super().wrap(model, split)
 
 
 class TracedReplicas(DataParallelReplicas):

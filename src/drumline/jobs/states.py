@@ -33,7 +33,7 @@ _ENDS = frozenset({State.FAILED, State.CANCELLED})
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.DRAFT: frozenset({State.QUEUED, State.CANCELLED}),
     State.QUEUED: frozenset({State.LEASED, State.PAUSED, State.CANCELLED}),
-    State.LEASED: frozenset({State.STARTING, State.QUEUED, *_ENDS}),
+    State.LEASED: frozenset({State.STARTING, State.PAUSED, State.QUEUED, *_ENDS}),
     State.STARTING: frozenset(
         {State.RUNNING, State.PAUSING, State.PAUSED, State.QUEUED, State.SUCCEEDED, *_ENDS}
     ),

@@ -97,7 +97,7 @@ def plan(
     devices, reasons = choose_devices(
         config.devices, machine, occupied, most, None if needed is None else needed.each
     )
-    size = _shares_among(config, len(devices))
+    size = shares_among(config, len(devices))
     fixed = config.distributed.fixed_shares
     if fixed is not None and len(fixed) != size:
         raise BadInput(
@@ -107,7 +107,7 @@ def plan(
     mode, why = _choose_mode(config.distributed.mode, size, () if speed is None else speed.gaps)
     shares = spread(config, size)
     candidates = () if speed is None else compare(config, size, speed)
-    if memory is not None:
+    if memory is not None and config.distributed.mode is not Mode.HYBRID:  # a mesh has one size
         candidates = tuple(within(each, machine, devices, memory) for each in candidates)
     if needed is not None and needed.too_large is not None:
         mode, why = Mode.SHARDED, _why_sharded(needed, size)
@@ -220,8 +220,8 @@ def _equal_shares(config: RunConfig, count: int) -> tuple[int, ...]:
     return cut_shares(config.global_batch, (1,) * count, granularity)
 
 
-def _shares_among(config: RunConfig, devices: int) -> int:
-    """Number of shares a step is cut into."""
+def shares_among(config: RunConfig, devices: int) -> int:
+    """Number of shares a step is cut into: fewer than devices where some work on the same."""
     mode = config.distributed.mode
     if mode is Mode.DATAPARALLEL:
         return 1

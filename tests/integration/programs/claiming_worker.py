@@ -33,7 +33,7 @@ def main() -> None:
     while trainings.list(Filter(states=[State.QUEUED]), limit=1).items:
         claim = leases.claim("h", machine)
         if claim is None:
-            time.sleep(0.005)  # others hold what the rest needs
+            time.sleep(0.03)  # others hold what the rest needs
             continue
         print("claimed", claim.training.id, flush=True)
         run(claim, outcomes, folder, seconds)

@@ -1,4 +1,4 @@
-"""Traces of mode sharded: FSDP2 itself runs, in a group that sends nothing."""
+"""Traces of modes sharded and hybrid: FSDP2 itself runs, in a group that sends nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from drumline.bench.memory_trace import trace_own_model
 from drumline.config import RunConfig
@@ -49,6 +50,27 @@ def traced(ranks: int = RANKS, **sharded: Any) -> MemoryTrace:
     return trace_own_model(blocks, Vectors(), squares, config, world_size=ranks)
 
 
+class SplitBlocks(nn.Sequential):
+    """The blocks, every other one split by columns and the next by rows."""
+
+    def tensor_plan(self) -> dict[str, Any]:
+        styles = (ColwiseParallel, RowwiseParallel)
+        return {f"{block}.0": styles[block % 2]() for block in range(BLOCKS)}
+
+
+@functools.cache
+def traced_on(ranks: int = RANKS, **mesh: int) -> MemoryTrace:
+    config = RunConfig.model_validate(
+        {
+            "steps": 9,
+            "global_batch": 2 * ranks,
+            "distributed": {"mode": "hybrid", "mesh": mesh},
+        }
+    )
+    model = (lambda: SplitBlocks(*blocks())) if "tensor" in mesh else blocks
+    return trace_own_model(model, Vectors(), squares, config, world_size=ranks)
+
+
 def most(trace: MemoryTrace) -> dict[str, int]:
     """The most bytes of each category at any moment."""
     now, found = Counter[str](), Counter[str]()
@@ -85,6 +107,33 @@ def test_what_other_streams_asked_for_is_theirs() -> None:
     assert gathered.count(UNIT) >= BLOCKS  # whole units come in on one stream
     assert gathered.count(UNIT // RANKS) >= BLOCKS  # parts of gradients go out on another
     assert len(set(trace.streams.values())) == 2
+
+
+@pytest.mark.parametrize(
+    ("mesh", "parts", "samples"),
+    [
+        ({"data": 4}, 1, 2),
+        ({"data": 2, "shard": 2}, 2, 2),
+        ({"data": 1, "shard": 4}, 4, 2),
+        ({"tensor": 2}, 2, 4),
+        ({"data": 1, "shard": 2, "tensor": 2}, 4, 4),
+    ],
+)
+def test_a_rank_of_a_mesh_holds_its_part(mesh: dict[str, int], parts: int, samples: int) -> None:
+    trace = traced_on(**mesh)
+    found = most(trace)
+    assert found["parameters"] == WEIGHTS // parts
+    assert found["gradients"] == WEIGHTS // parts
+    assert found["optimizer"] == 2 * WEIGHTS // parts + BLOCKS * FLOAT
+    assert trace.share == samples  # ranks along the tensor axis work on the same ones
+
+
+def test_one_axis_of_shards_is_mode_sharded() -> None:
+    config = {"steps": 9, "global_batch": 8, "distributed": {"mode": "sharded"}}
+    cut = trace_own_model(
+        blocks, Vectors(), squares, RunConfig.model_validate(config), world_size=RANKS
+    )
+    assert most(traced_on(data=1, shard=4)) == most(cut)
 
 
 def test_a_trace_comes_back_from_plain_data_and_replays_the_same() -> None:

@@ -48,9 +48,9 @@ class Rule:
 TEMPERATURE = Rule("temperature", 90, 85, 30, "{subject} is at {value:.0f} °C.")
 ECC = Rule("ecc", 1, 0, 0, "{subject} reports {value:.0f} memory errors that were not corrected.")
 DEVICE_LOST = Rule("device_lost", 1, 0, 10, "{subject} is lost: it cannot be reached any more.")
-HOST_SILENT = Rule("host_silent", 60, 30, 0, "{subject} has not been heard of for {value:.0f} s.")
+HOST_SILENT = Rule("host_silent", 60, 30, 30, "{subject} has not been heard of for {value:.0f} s.")
 TRAINING_STALLED = Rule(
-    "training_stalled", 900, 60, 0, "{subject} has made no step for {value:.0f} s.",
+    "training_stalled", 900, 60, 30, "{subject} has made no step for {value:.0f} s.",
     ends_when_gone=True,
 )  # fmt: skip
 DISK = Rule("disk", 5, 7, 30, "{subject} has {value:.1f}% of its space left.", below=True)

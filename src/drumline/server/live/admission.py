@@ -18,7 +18,7 @@ class Arrivals:
 
     `per_s` new connections a second after a first `burst`; one that would have to wait longer than
     `longest_wait_s`, or finds `clients` there, is sent away. Delays before a reconnect are drawn
-    from `retry_ms`.
+    from `retry_ms`. A connection lasts `longest_s`, so that who may watch is asked anew.
     """
 
     clients: int = 4096
@@ -26,6 +26,7 @@ class Arrivals:
     burst: int = 100
     longest_wait_s: float = 5.0
     retry_ms: tuple[int, int] = (500, 5_000)
+    longest_s: float = 3_600.0
 
 
 class Door:

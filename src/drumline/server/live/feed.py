@@ -63,7 +63,7 @@ class Feed:
             await asyncio.sleep(wait_s)
         await socket.accept(subprotocol=_subprotocol(socket))
         if wait_s is None or full or self._closing:
-            await socket.close(RESTARTING if self._closing else LATER, self._retry_reason())
+            await socket.close(RESTARTING if self._closing else LATER, self.retry_reason())
             return
         connection = _Connection(self, socket)
         self._connections[connection] = None
@@ -79,7 +79,7 @@ class Feed:
         """
         self._closing = True
         connections = list(self._connections)
-        await asyncio.gather(*(one.close(RESTARTING, self._retry_reason()) for one in connections))
+        await asyncio.gather(*(one.close(RESTARTING, self.retry_reason()) for one in connections))
 
     def hello(self) -> str:
         """What every client gets first."""
@@ -94,7 +94,8 @@ class Feed:
             }
         )
 
-    def _retry_reason(self) -> str:
+    def retry_reason(self) -> str:
+        """What a connection is closed with: when the client is to come again."""
         return as_json({"retry_after_ms": self.door.retry_ms()})
 
 
@@ -111,7 +112,10 @@ class _Connection:
     async def run(self) -> None:
         sending = asyncio.ensure_future(self._send())
         try:
-            await self._receive()
+            async with asyncio.timeout(self._feed.door.arrivals.longest_s):
+                await self._receive()
+        except TimeoutError:
+            await self.close(RESTARTING, self._feed.retry_reason())
         except BadInput as error:
             await self.close(POLICY, error.code)
         except WebSocketDisconnect:

@@ -43,8 +43,9 @@ class PolicyConfig(Section):
     )
     sequences: Literal["auto", "fused", "loop"] = Field(
         "auto",
-        description="an LSTM over a sequence: torch's fused kernel, cut at episodes, or a loop "
-        "over the steps; auto: the faster one, by a rule that was measured",
+        description="an LSTM over a sequence: torch's fused kernel, cut at episodes in the way "
+        "that is fastest by a rule that was measured, or a loop over the steps; auto: fused, "
+        "which was never the slower one",
     )
     continuous: Literal["squashed", "clipped"] = Field(
         "squashed", description="continuous actions: a Gaussian through tanh, or cut at the bounds"
@@ -121,6 +122,11 @@ class CLSTMPPOConfig(TaskConfig):
     )
     sequence_length: PositiveInt | None = Field(
         None, description="steps of one training sequence; null: the whole rollout"
+    )
+    graphs: bool = Field(
+        True,
+        description="on a GPU, launch a step of acting as one CUDA graph where the environment can "
+        "be recorded; results are the same",
     )
     rollout_epochs: PositiveInt = Field(10, description="passes over each rollout")
     total_steps: PositiveInt | None = Field(

@@ -18,7 +18,8 @@ from drumline.tasks.clstm_ppo.config import PolicyConfig
 from drumline.tasks.clstm_ppo.distributions import build_actions
 from drumline.tasks.clstm_ppo.environments.spaces import ActionSpace
 from drumline.tasks.clstm_ppo.features import WindowFeatures, windows_of
-from drumline.tasks.clstm_ppo.sequences import Recurrent, find_cuts
+from drumline.tasks.clstm_ppo.pieces import find_cuts
+from drumline.tasks.clstm_ppo.sequences import Recurrent, loop_together
 
 State = dict[str, Tensor]
 ACTOR_GAIN = 0.01
@@ -166,13 +167,22 @@ class Policy(nn.Module):
         if not self.config.carry_state:  # every step is a sequence of its own
             features = features.reshape(1, length * count, width)
             starts = torch.ones_like(starts).view(1, -1)
-        cuts, found = find_cuts(starts), {}
-        for name in self._stages():
-            stage = self._stage(name)
-            before = state[name] if self.config.carry_state else stage.initial(length * count)
-            outputs = stage(features, starts, before, cuts, self.config.sequences)
-            found[name] = outputs.view(length, count, -1)
-        return found
+        cuts, stages = find_cuts(starts), [self._stage(name) for name in self._stages()]
+        before = [
+            state[name] if self.config.carry_state else stage.initial(length * count)
+            for name, stage in zip(self._stages(), stages, strict=True)
+        ]
+        if self.config.sequences == "loop":
+            outputs = loop_together(stages, features, starts, before, cuts)
+        else:
+            outputs = tuple(
+                stage(features, starts, begun, cuts, self.config.sequences)
+                for stage, begun in zip(stages, before, strict=True)
+            )
+        shape = (length, count, -1)
+        return {
+            name: each.reshape(shape) for name, each in zip(self._stages(), outputs, strict=True)
+        }
 
     def _kept(self, starts: Tensor) -> Tensor:
         """Where the second LSTM goes on from its state."""

@@ -56,7 +56,7 @@ def test_small_values_can_be_the_wrong_ones() -> None:
 
 
 def test_a_training_that_is_gone_stalls_no_more() -> None:
-    assert told(Incidents(), TRAINING_STALLED, [899, 900, 2000, None, None]) == ".R.r."
+    assert told(Incidents(), TRAINING_STALLED, [899, 900, 910, 920, 930, None, None]) == "....Rr."
 
 
 def test_what_is_told() -> None:

@@ -97,7 +97,11 @@ class TensorEnvironments(Environments):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state_dict` gave."""
-        there = {name: tensor.to(self.device, copy=True) for name, tensor in state.items()}
+        self.bind({name: tensor.to(self.device, copy=True) for name, tensor in state.items()})
+
+    def bind(self, state: Mapping[str, Tensor]) -> None:
+        """Hold these tensors as the state."""
+        there = dict(state)
         self.seeds, self.episodes = there.pop("seeds"), there.pop("episodes")
         self.elapsed = there.pop("elapsed")
         self.state = {name.removeprefix("state."): tensor for name, tensor in there.items()}
