@@ -48,6 +48,7 @@ class Commands(LazyGroup):
         "show": Entry("drumline.cli.show", "Show one run: plan, curves, checkpoints, verdict."),
         "activations": Entry("drumline.cli.activations", "Store a language model's activations."),
         "sae": Entry("drumline.cli.sae", "Export a trained sparse autoencoder."),
+        "agent": Entry("drumline.cli.agent", "Run the trainings queued for this machine."),
     }
 
 

@@ -46,6 +46,10 @@ class ServiceSettings(BaseSettings):
     quarter_days: float = Field(365, gt=0, description="how long rollups of 15 min are kept")
     lease_s: float = Field(30, gt=0, description="a lease without heartbeat expires after this")
     heartbeat_s: float = Field(5, gt=0, description="period of a lease's heartbeat")
+    stop_grace_s: float = Field(
+        600, gt=0, description="how long a training may take to save and stop before it is killed"
+    )
+    poll_s: float = Field(2, gt=0, description="how often an agent looks for trainings to start")
     alert_webhook: str = Field("", description="URL that alerts are posted to")
     alert_email: str = Field("", description="address that alerts are sent to")
     smtp_url: str = Field("", description="smtp://user:password@host:port for alerts by e-mail")

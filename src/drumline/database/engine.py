@@ -20,13 +20,17 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
 from drumline.database.turns import Turns
 from drumline.errors import DrumlineError
 
 BUSY_TIMEOUT_MS = 10_000
+CONNECT_TIMEOUT_S = 5
+SILENCE_MS = 15_000
+"""A PostgreSQL that does not acknowledge what was sent for so long counts as gone."""
 _WRITES = "drumline_writes"
+_UNREACHABLE = (OperationalError, InterfaceError)
 
 
 class DatabaseError(DrumlineError):
@@ -102,7 +106,11 @@ class Database:
                 connection.begin(),
             ):
                 yield connection
-        except OperationalError as error:
+        except DBAPIError as error:
+            if isinstance(error, _UNREACHABLE) or error.connection_invalidated:
+                raise _unreachable(self.url, error) from error
+            raise
+        except sa.exc.TimeoutError as error:  # all connections of the pool hang
             raise _unreachable(self.url, error) from error
 
     def close(self) -> None:
@@ -125,7 +133,17 @@ def open_database(url: str) -> Database:
         return Database(_sqlite(parsed))
     if parsed.get_backend_name() == "postgresql":
         driver = "postgresql+psycopg"
-        engine = sa.create_engine(parsed.set(drivername=driver), pool_pre_ping=True, pool_size=10)
+        engine = sa.create_engine(
+            parsed.set(drivername=driver),
+            pool_pre_ping=True,
+            pool_size=10,
+            connect_args={
+                "connect_timeout": CONNECT_TIMEOUT_S,
+                "tcp_user_timeout": SILENCE_MS,
+                "keepalives_idle": CONNECT_TIMEOUT_S,
+                "keepalives_interval": CONNECT_TIMEOUT_S,
+            },
+        )
         return Database(engine)
     raise _unusable(parsed.render_as_string(hide_password=True))
 
@@ -172,8 +190,9 @@ def _unusable(url: str) -> DatabaseError:
     )
 
 
-def _unreachable(url: str, error: OperationalError) -> DatabaseError:
-    reason = str(error.orig).strip().splitlines()[0] if error.orig else str(error)
+def _unreachable(url: str, error: DBAPIError | sa.exc.TimeoutError) -> DatabaseError:
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
+    reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
     return DatabaseError(
         f"The database {url} does not answer: {reason}.",
         remedy="See that it runs and that DRUMLINE_DATABASE_URL is right.",

@@ -7,7 +7,7 @@ What speaks against a device is `planning.availability`'s, the choice among free
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from drumline.errors import DeviceError
 from drumline.hardware import Device, Machine
@@ -43,6 +43,7 @@ class Taken:
         kept_back: Devices kept back by an operator, by UUID, and why.
         elsewhere: Trainings for which another host holds devices back.
         on_cpu: How many trainings without devices run on the host.
+        locked: Devices that runs outside the queue hold, by UUID, and who they are.
         only_cpu: Whether no host has devices at all, so that "auto" means CPU processes.
     """
 
@@ -51,6 +52,7 @@ class Taken:
     elsewhere: frozenset[str] = frozenset()
     on_cpu: int = 0
     only_cpu: bool = False
+    locked: Mapping[str, object] = field(default_factory=dict)
 
 
 def host_of(host_id: str, machine: Machine, taken: Taken) -> Host:
@@ -72,7 +74,8 @@ def _slot(device: Device, taken: Taken) -> Slot:
     kept = next((taken.kept_back[uuid] for uuid in related if uuid in taken.kept_back), None)
     if kept is not None:
         return Slot(device.uuid, "reserved", reason=kept)
-    in_use = why_in_use(device)
+    locked = next((taken.locked[uuid] for uuid in related if uuid in taken.locked), None)
+    in_use = why_in_use(device) if locked is None else f"held by {locked}"
     return Slot(device.uuid, "busy", reason=in_use) if in_use else Slot(device.uuid)
 
 

@@ -12,7 +12,7 @@ gone, `reclaim` gives the devices back and queues the training again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -86,19 +86,22 @@ class Leases:
         self._rules = rules or Rules()
         self._clock = clock
 
-    def claim(self, host_id: str, machine: Machine) -> Claim | None:
+    def claim(
+        self, host_id: str, machine: Machine, locked: Mapping[str, object] | None = None
+    ) -> Claim | None:
         """Take the next training that can start on a host now, with all its devices.
 
         Args:
             host_id: The host, which must be in the table of hosts.
             machine: The host as it is now; devices in use by others are left alone.
+            locked: Devices that runs outside the queue hold, by UUID, and who they are.
 
         Returns:
             The claim; None where nothing can start. Call again until then.
         """
         for _ in range(_TRIES):
             now = self._clock()
-            decision = self._decide(host_id, machine, now)
+            decision = self._decide(host_id, machine, locked or {}, now)
             if decision.start is None:
                 return None
             try:
@@ -284,11 +287,13 @@ class Leases:
             uuid: f"held by training {held[uuid].training_id}" for uuid in gpu_ids if uuid in held
         }
 
-    def _decide(self, host_id: str, machine: Machine, now: int) -> Decision:
+    def _decide(
+        self, host_id: str, machine: Machine, locked: Mapping[str, object], now: int
+    ) -> Decision:
         with self._database.reading() as connection:
             waiting = read_waiting(connection)
             usage = read_usage(connection, now) if waiting else {}
-            taken = read_taken(connection, host_id, now)
+            taken = replace(read_taken(connection, host_id, now), locked=locked)
             reserved = read_reservations(connection, now)
         ordered = in_order(waiting, usage, now, self._rules)
         decision = decide(host_of(host_id, machine, taken), ordered, now, self._rules)

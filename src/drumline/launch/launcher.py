@@ -8,11 +8,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from drumline.config import DistributedConfig, Mode, load_config
-from drumline.config.environment import ATTEMPT, OVERRIDES, PLAN_DEVICES, RUN_DIR
+from drumline.config.environment import ATTEMPT, DEVICE_LOCKS, OVERRIDES, PLAN_DEVICES, RUN_DIR
 from drumline.errors import EXIT_FAILED, DrumlineError
 from drumline.events import EventLog, EventReader
 from drumline.launch.agent import Attempt
@@ -38,6 +39,7 @@ class LaunchRequest:
         arguments: For the worker.
         spread: Bounds for the failure policy: restarts and timeouts. A script's own config has
             the word over them.
+        locks: Lock files of the devices, which this process holds and the ranks join.
     """
 
     run: RunDirectory
@@ -45,6 +47,7 @@ class LaunchRequest:
     kind: str
     arguments: tuple[str, ...] = ()
     spread: DistributedConfig = field(default_factory=DistributedConfig)
+    locks: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,7 @@ class _Launch:
             PLAN_DEVICES: plan.devices[0].kind,
             OVERRIDES: " ".join(f"{key}={value}" for key, value in self._overrides.items()),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+            DEVICE_LOCKS: os.pathsep.join(map(str, self.request.locks)),
             "PYTHONUNBUFFERED": "1",
         }
         uuids = [device.uuid for device in plan.devices if device.uuid]
