@@ -175,7 +175,9 @@ def test_a_supervisor_whose_lease_was_taken_over_ends_its_processes_and_changes_
         agent.finish()
     attempt = service.attempt(training_id)
     os.kill(attempt.process_id or 0, signal.SIGSTOP)
-    until("a lease that has run out", lambda: now_ms() > service.attempt(training_id).lease_until_ms)
+    until(
+        "a lease that has run out", lambda: now_ms() > service.attempt(training_id).lease_until_ms
+    )
     leases = Leases(service.database)
     assert [one.id for one in leases.expired(attempt.host_id)] == [attempt.id]
     os.kill(attempt.process_id or 0, signal.SIGCONT)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drumline.bench.memory import MemoryAnswers, TracingProcess
-from drumline.config import RunConfig
+from drumline.config import Mode, RunConfig
 from drumline.errors import DrumlineError, LaunchError
 from drumline.hardware import Machine
 from drumline.planning import Plan, plan
@@ -69,10 +69,12 @@ def whole_plan(
     """
     if config.task is not None:
         config.task.check()
-    plan(config, machine, occupied)  # what cannot be planned is said before anything is traced
+    first = plan(
+        config, machine, occupied
+    )  # what cannot be planned is said before anything is traced
     speed, no_speed = _speed(config, machine, profile)
     with TracingProcess() as tracer:
-        answers, no_memory = _memory(config, tracer)
+        answers, no_memory = _memory(config, len(first.devices), tracer)
         made = plan(config, machine, occupied, speed=speed, memory=answers)
     granularity = config.task.granularity if config.task else 1
     before = batch_before or config.global_batch
@@ -112,13 +114,16 @@ def _speed(
         return None, f"no step times: {error.message}"
 
 
-def _memory(config: RunConfig, tracer: TracingProcess) -> tuple[MemoryAnswers | None, str | None]:
+def _memory(
+    config: RunConfig, devices: int, tracer: TracingProcess
+) -> tuple[MemoryAnswers | None, str | None]:
     """What answers for the config's memory, or why nothing does."""
     if config.task is None:
         return None, "no memory estimate: the config names no task whose step could be traced"
     answers = MemoryAnswers(config, tracer)
     try:
-        answers.need(1, None)  # whether it can be traced at all
+        # Whether it can be traced at all; a mesh only on as many devices as it has places.
+        answers.need(devices if config.distributed.mode is Mode.HYBRID else 1, None)
     except DrumlineError as error:
         return None, f"no memory estimate: {error.message}"
     return answers, None

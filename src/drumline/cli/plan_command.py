@@ -81,18 +81,8 @@ def plan(
     before = read.global_batch
     if per_device is not None:
         read = _with_batch(read, machine, per_device)
-<<<<<<< HEAD
     made = whole_plan(read, machine, profile=profile, batch_before=before)
     _show(read, made, before, explain=explain, out=out, as_json=as_json)
-=======
-    first = make_plan(read, machine)  # what cannot be planned is said before anything is traced
-    speed, no_speed = _speed(read, machine, profile)
-    with memory.TracingProcess() as tracer:
-        answers, no_memory = _memory(read, first, tracer)
-        made = make_plan(read, machine, speed=speed, memory=answers)
-    missing = [line for line in (no_speed, no_memory) if line is not None]
-    _show(read, made, before, missing, explain=explain, out=out, as_json=as_json)
->>>>>>> main
 
 
 def _simulated(setting: str) -> Machine:
@@ -113,46 +103,6 @@ def _with_batch(config: RunConfig, machine: Machine, per_device: int) -> RunConf
     return override(config, [f"global_batch={total}"])
 
 
-<<<<<<< HEAD
-=======
-def _speed(
-    config: RunConfig, machine: Machine, profile: str | None
-) -> tuple[Speed | None, str | None]:
-    """The speed to plan by, or why there is none."""
-    from drumline.cli.speeds import profile_of, profiled
-    from drumline.errors import LaunchError
-    from drumline.planning.profile import load_profile
-
-    chosen = profile_of(machine) if profile is None else load_profile(profile)
-    on_cpu = config.devices.strip().startswith("cpu")
-    if config.task is None or chosen is None or (on_cpu and profile is None):
-        return None, "no step times: no profile is stored for these devices"
-    try:
-        return profiled(config, chosen), None
-    except LaunchError as error:
-        return None, f"no step times: {error.message}"
-
-
-def _memory(
-    config: RunConfig, first: Plan, tracer: Tracer
-) -> tuple[MemoryAnswers | None, str | None]:
-    """What answers for the config's memory, or why nothing does."""
-    from drumline.bench.memory import MemoryAnswers
-    from drumline.config import Mode
-    from drumline.errors import DrumlineError
-
-    if config.task is None:
-        return None, "no memory estimate: the config names no task whose step could be traced"
-    answers = MemoryAnswers(config, tracer)
-    try:
-        # Whether it can be traced at all; a mesh only on as many devices as it has places.
-        answers.need(len(first.devices) if config.distributed.mode is Mode.HYBRID else 1, None)
-    except DrumlineError as error:
-        return None, f"no memory estimate: {error.message}"
-    return answers, None
-
-
->>>>>>> main
 def _show(
     config: RunConfig,
     whole: WholePlan,
