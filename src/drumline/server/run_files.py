@@ -226,7 +226,7 @@ def _walk(
     complete = True
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.name in skip or not _is_text(entry.name):
+            if entry.name in skip or entry.name.startswith(".") or not _is_text(entry.name):
                 continue
             if len(found) >= MOST_FILES:
                 return False
