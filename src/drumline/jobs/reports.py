@@ -141,19 +141,23 @@ class Reports:
         after: int = -1,
         kinds: Collection[str] = (),
         limit: int = 200,
+        last: bool = False,
     ) -> list[Event]:
-        """Events in the order of the log: those that begin after byte `after`."""
+        """Events in the order of the log: the first `limit`, or the `last`, of those that begin
+        after byte `after`.
+        """
         c = training_events.c
         query = (
             sa.select(c.offset, c.time_ms, c.kind, c.event)
             .where(c.training_id == training_id, c.offset > after)
-            .order_by(c.offset)
+            .order_by(c.offset.desc() if last else c.offset)
             .limit(limit)
         )
         if kinds:
             query = query.where(c.kind.in_(list(kinds)))
         with self._database.reading() as connection:
-            return [Event(*row) for row in connection.execute(query)]
+            found = [Event(*row) for row in connection.execute(query)]
+        return found[::-1] if last else found
 
 
 def _thinned(where: Iterable[sa.ColumnElement[bool]], first: int, width: int) -> sa.Select[Any]:
