@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from drumline.hardware import Device
@@ -101,11 +102,12 @@ def throttle_bits(words: Iterable[str] | None) -> int | None:
     return sum({THROTTLE_BITS.get(word, 0) for word in words})
 
 
-def throttle_words(bits: int | None) -> tuple[str, ...] | None:
+@lru_cache(maxsize=4096)
+def throttle_words(bits: float | None) -> tuple[str, ...] | None:
     """The throttle reasons of a number."""
     if bits is None:
         return None
-    return tuple(word for bit, word in THROTTLE_WORDS.items() if bits & bit)
+    return tuple(word for bit, word in THROTTLE_WORDS.items() if int(bits) & bit)
 
 
 def iso(time_ms: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isnan
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,8 @@ UNITS = {
 """The user's name of a metric, and how many of the stored units are one of the user's; the others
 are stored as they are shown."""
 
+_NAMES = [UNITS.get(metric, (metric, 1))[0] for metric in ROLLED_UP]
+_UNITS = np.array([UNITS.get(metric, (metric, 1))[1] for metric in ROLLED_UP])
 _KEYS = 2  # device and bucket come before the columns of the summary
 _READINGS = SUMMARY.index("readings")
 _TOTAL = SUMMARY.index("memory_total_mib")
@@ -72,23 +73,19 @@ class Grid:
 def _series(uuid: str, cells: NDArray[np.float64]) -> DeviceSeries:
     with np.errstate(divide="ignore", invalid="ignore"):
         means = cells[:, _SUM] / cells[:, _COUNT]
-    metrics = {}
-    for place, metric in enumerate(ROLLED_UP):
-        name, units = UNITS.get(metric, (metric, 1))
-        metrics[name] = Band(
-            _values(cells[:, _MIN[place]] / units),
-            _values(means[:, place] / units),
-            _values(cells[:, _MAX[place]] / units),
-        )
+    low, mean, high = (_columns(part / _UNITS) for part in (cells[:, _MIN], means, cells[:, _MAX]))
+    bands = (Band(*parts) for parts in zip(low, mean, high, strict=True))
     return DeviceSeries(
         uuid,
-        tuple(int(count) for count in np.nan_to_num(cells[:, _READINGS])),
-        _values(cells[:, _TOTAL] * MIB),
-        tuple(throttle_words(None if isnan(bits) else int(bits)) for bits in cells[:, _BITS]),
-        metrics,
+        tuple(np.nan_to_num(cells[:, _READINGS]).astype(np.int64).tolist()),
+        _columns(cells[:, [_TOTAL]] * MIB)[0],
+        tuple(throttle_words(bits) for (bits,) in zip(*_columns(cells[:, [_BITS]]), strict=True)),
+        dict(zip(_NAMES, bands, strict=True)),
     )
 
 
-def _values(column: NDArray[np.float64]) -> Values:
-    """Plain numbers, with None in the place of nan."""
-    return tuple(None if isnan(value) else value for value in column.tolist())
+def _columns(cells: NDArray[np.float64]) -> list[Values]:
+    """Each column as plain numbers, with None in the place of nan."""
+    plain = cells.T.astype(object)
+    plain[np.isnan(cells.T)] = None
+    return [tuple(column) for column in plain.tolist()]

@@ -1,8 +1,8 @@
 """Range queries: which rows are read for how many points, and their way onto one time axis.
 
 The coarsest rollup that gives at least half the points wanted is read up to where it is made; what
-came since is read from finer ones, at last from single readings. Buckets lie on whole multiples of their width, so that a
-window that moves on keeps the points it had.
+came since is read from finer ones, at last from single readings. Buckets lie on whole multiples of
+their width, so that a window that moves on keeps the points it had.
 """
 
 from __future__ import annotations

@@ -1,1 +1,6 @@
-"""Thin routers, one module for each part of the API."""
+"""Thin: each route reads a request, asks a service, and shapes the answer."""
+
+from drumline.server.routes import session
+
+ALL = (session.router,)
+"""All routers, in the order of the description."""
