@@ -22,6 +22,7 @@ import platform
 import re
 import resource
 import statistics
+import subprocess
 import sys
 import time
 from importlib.metadata import version
@@ -168,6 +169,7 @@ def report(arguments: argparse.Namespace, tally: Tally, load: float) -> None:
     cuts = statistics.quantiles(tally.times_ms, n=100)
     row = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
         "python": platform.python_version(),
         "uvicorn": version("uvicorn"),
@@ -193,6 +195,11 @@ def report(arguments: argparse.Namespace, tally: Tally, load: float) -> None:
             if new:
                 writer.writeheader()
             writer.writerow(row)
+
+
+def commit() -> str:
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def clean(words: list[str]) -> list[str]:
