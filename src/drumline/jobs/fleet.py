@@ -80,9 +80,37 @@ def _slot(device: Device, taken: Taken) -> Slot:
 
 
 def _fits(machine: Machine, slots: tuple[Slot, ...], taken: Taken) -> Fits:
-    """Answers for devices that are not free yet as if they were, so that one can be waited for."""
-    waited_for = {slot.uuid for slot in slots if slot.state in ("leased", "busy")}
-    if_free = replace(
+    """Answers for devices that are not free yet as if they were, so that one can be waited for.
+    Trainings that ask for the same get the same answer without a second look.
+    """
+    if_free = _as_if_free(machine, {s.uuid for s in slots if s.state in ("leased", "busy")})
+    all_uuids = {slot.uuid for slot in slots}
+    usable = sum(slot.state not in ("out", "reserved") for slot in slots)
+    known: dict[object, tuple[str, ...] | None] = {}
+
+    def look(job: Waiting, allowed: frozenset[str]) -> tuple[str, ...] | None:
+        if job.gpus == 0 or (job.gpus == "auto" and taken.only_cpu):
+            return () if taken.on_cpu < CPU_TRAININGS else None
+        if job.gpu_ids:
+            return _named(if_free, job, allowed)
+        count = max(usable, 1) if job.gpus == "all" else job.gpus
+        try:
+            found = recommend(if_free, count, job.memory_bytes, all_uuids - allowed)
+        except DeviceError:
+            return None
+        return tuple(device.uuid for device in found.devices)
+
+    def fits(job: Waiting, allowed: Collection[str]) -> tuple[str, ...] | None:
+        asked = (job.gpus, job.gpu_ids, job.memory_bytes, frozenset(allowed))
+        if asked not in known:
+            known[asked] = look(job, asked[3])
+        return known[asked]
+
+    return fits
+
+
+def _as_if_free(machine: Machine, waited_for: Collection[str]) -> Machine:
+    return replace(
         machine,
         devices=tuple(
             replace(
@@ -92,23 +120,6 @@ def _fits(machine: Machine, slots: tuple[Slot, ...], taken: Taken) -> Fits:
             for device in machine.devices
         ),
     )
-    all_uuids = {slot.uuid for slot in slots}
-    usable = sum(slot.state not in ("out", "reserved") for slot in slots)
-
-    def fits(job: Waiting, allowed: Collection[str]) -> tuple[str, ...] | None:
-        if job.gpus == 0 or (job.gpus == "auto" and taken.only_cpu):
-            return () if taken.on_cpu < CPU_TRAININGS else None
-        if job.gpu_ids:
-            return _named(if_free, job, allowed)
-        count = max(usable, 1) if job.gpus == "all" else job.gpus
-        occupied = all_uuids - set(allowed)
-        try:
-            found = recommend(if_free, count, job.memory_bytes, occupied)
-        except DeviceError:
-            return None
-        return tuple(device.uuid for device in found.devices)
-
-    return fits
 
 
 def _if_free(device: Device, waited_for: Collection[str]) -> Device:

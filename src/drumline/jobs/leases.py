@@ -158,14 +158,15 @@ class Leases:
         if host_id is not None:
             held.append(attempts.c.host_id == host_id)
         with self._database.writing() as connection:
+            over = sa.select(attempts.c.id).where(
+                *held, attempts.c.reclaiming_ms.is_(None), attempts.c.lease_until_ms <= now
+            )
+            # One that a heartbeat or another sweep holds at this moment is left to it.
+            ids = connection.execute(
+                over.order_by(attempts.c.id).with_for_update(skip_locked=True)
+            ).scalars()
             connection.execute(
-                sa.update(attempts)
-                .where(
-                    *held,
-                    attempts.c.reclaiming_ms.is_(None),
-                    attempts.c.lease_until_ms <= now,
-                )
-                .values(reclaiming_ms=now)
+                sa.update(attempts).where(attempts.c.id.in_(list(ids))).values(reclaiming_ms=now)
             )
             marked = sa.select(attempts).where(*held, attempts.c.reclaiming_ms.is_not(None))
             rows = connection.execute(marked.order_by(attempts.c.id))

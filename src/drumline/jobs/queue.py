@@ -169,7 +169,8 @@ def decide(host: Host, ordered: Sequence[Waiting], now_ms: int, rules: Rules) ->
 
 def place(host: Host, job: Waiting, allowed: Sequence[str]) -> tuple[str, ...] | None:
     """Devices for the training among those allowed, or None."""
-    enough = len(job.gpu_ids) or (job.gpus if isinstance(job.gpus, int) else 0)
+    least = job.gpus if isinstance(job.gpus, int) else min(1, len(host.slots))
+    enough = len(job.gpu_ids) or least
     return host.fits(job, allowed) if len(allowed) >= enough else None
 
 

@@ -134,22 +134,6 @@ class Reports:
                 found.setdefault(name, []).append(Point(*point))
             return found
 
-    def latest(self, training_id: str) -> dict[str, Value]:
-        """The last value of each metric, by name."""
-        c = training_metrics.c
-        last = (
-            sa.select(c.name, sa.func.max(c.step).label("step"))
-            .where(c.training_id == training_id)
-            .group_by(c.name)
-            .subquery()
-        )
-        query = sa.select(c.name, c.step, c.time_ms, c.value).join(
-            last, sa.and_(last.c.name == c.name, last.c.step == c.step)
-        )
-        with self._database.reading() as connection:
-            rows = connection.execute(query.where(c.training_id == training_id))
-            return {row.name: Value(*row) for row in rows}
-
     def events(
         self,
         training_id: str,

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from drumline.database.tables import reservations
+from drumline.database.tables import reservations, trainings
 from drumline.jobs.queue import Held
+from drumline.jobs.states import State
 
 STALE_MS = 120_000
 """What is held back for a training, and was not renewed by its host for this long, is void."""
@@ -55,13 +56,12 @@ def write_held(connection: Connection, host_id: str, held: Held | None, now_ms: 
     """Make the rows of a host say what is held back there now."""
     c = reservations.c
     mine = sa.and_(c.training_id.is_not(None), c.host_id == host_id)
-    same = sa.select(sa.func.min(c.made_ms)).where(
-        mine, c.training_id == (held.training if held else None)
-    )
+    if held is None or not held.firm or not _still_waits(connection, held.training):
+        connection.execute(sa.delete(reservations).where(mine))
+        return
+    same = sa.select(sa.func.min(c.made_ms)).where(mine, c.training_id == held.training)
     made_ms = connection.execute(same).scalar_one() or now_ms
     connection.execute(sa.delete(reservations).where(mine))
-    if held is None or not held.firm:
-        return
     stale = sa.and_(c.training_id.is_not(None), c.renewed_ms <= now_ms - STALE_MS)
     connection.execute(sa.delete(reservations).where(stale))
     elsewhere = sa.select(c.device_uuid).where(c.training_id == held.training)
@@ -79,3 +79,11 @@ def write_held(connection: Connection, host_id: str, held: Held | None, now_ms: 
         for uuid in sorted(held.devices)
     ]
     connection.execute(sa.insert(reservations), rows)
+
+
+def _still_waits(connection: Connection, training_id: str) -> bool:
+    """Locks the training's row before its reservations, as a claim does: no deadlock."""
+    query = sa.select(trainings.c.id).where(
+        trainings.c.id == training_id, trainings.c.state == State.QUEUED.value
+    )
+    return connection.execute(query.with_for_update()).first() is not None

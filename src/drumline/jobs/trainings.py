@@ -6,7 +6,7 @@ Each is one short transaction. What supervisors write is `jobs.outcome`, who get
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -106,6 +106,32 @@ class Trainings:
         """
         with self._database.reading() as connection:
             return read_page(connection, wanted or Filter(), limit, cursor)
+
+    def changed_since(self, changed_ms: int, *, limit: int = 500) -> Sequence[Training]:
+        """Trainings that changed at or after a time, the earliest change first.
+
+        For followers: ask again from the last change seen. Clocks of several hosts differ, so go
+        back a little, and expect to see the same training again.
+        """
+        query = (
+            sa.select(trainings)
+            .where(trainings.c.changed_ms >= changed_ms)
+            .order_by(trainings.c.changed_ms, trainings.c.id)
+            .limit(limit)
+        )
+        with self._database.reading() as connection:
+            return [Training.of(row) for row in connection.execute(query)]
+
+    def counts(self) -> dict[State, int]:
+        """How many trainings are in each state, archived ones left out."""
+        query = (
+            sa.select(trainings.c.state, sa.func.count())
+            .where(trainings.c.archived_ms.is_(None))
+            .group_by(trainings.c.state)
+        )
+        with self._database.reading() as connection:
+            found = {State(state): count for state, count in connection.execute(query)}
+        return {state: found.get(state, 0) for state in State}
 
     def enqueue(self, training_id: str) -> Training:
         """Queue a draft.

@@ -21,11 +21,24 @@ USAGE_WINDOW_MS = 24 * 3_600_000
 
 
 def read_waiting(connection: Connection) -> list[Waiting]:
-    """All trainings in state queued whose devices of an earlier attempt are given back."""
-    c = trainings.c
-    draining = sa.select(attempts.c.id).where(
-        attempts.c.training_id == c.id, attempts.c.released_ms.is_(None)
+    """All trainings in state queued that can be claimed."""
+    return _queued(connection, ~_holds_devices())
+
+
+def read_draining(connection: Connection) -> list[Waiting]:
+    """Those in state queued whose last attempt has not given its devices back yet."""
+    return _queued(connection, _holds_devices())
+
+
+def _holds_devices() -> sa.ColumnElement[bool]:
+    attempt = sa.select(attempts.c.id).where(
+        attempts.c.training_id == trainings.c.id, attempts.c.released_ms.is_(None)
     )
+    return sa.exists(attempt)
+
+
+def _queued(connection: Connection, condition: sa.ColumnElement[bool]) -> list[Waiting]:
+    c = trainings.c
     query = (
         sa.select(
             c.id,
@@ -38,15 +51,14 @@ def read_waiting(connection: Connection) -> list[Waiting]:
             c.asked_host,
             c.expected_s,
         )
-        .where(c.state == State.QUEUED.value, ~sa.exists(draining))
+        .where(c.state == State.QUEUED.value, condition)
         .order_by(c.priority.desc(), c.queued_ms, c.id)
         .limit(MOST_CONSIDERED)
     )
-    return [waiting_of(row) for row in connection.execute(query)]
+    return [_waiting(row) for row in connection.execute(query)]
 
 
-def waiting_of(row: Any) -> Waiting:
-    """A row of trainings as the queue sees it."""
+def _waiting(row: Any) -> Waiting:
     return Waiting(
         id=row.id,
         owner=row.owner,

@@ -16,7 +16,7 @@ from drumline.jobs.queue import Held, Host, Rules, Slot, Waiting, decide, hold, 
 
 _NAMED = 3
 
-Code = Literal["next", "devices", "held_back", "behind", "impossible", "no_host"]
+Code = Literal["next", "devices", "held_back", "behind", "draining", "impossible", "no_host"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Wait:
         position: Its place in the queue, from 1.
         code: "next" (starts at its host's next look), "devices" (too few are free), "held_back"
             (enough are free, but kept for one before it), "behind" (those before it come first),
+            "draining" (its last attempt still holds devices),
             "impossible" (no host can ever give what it asks for), "no_host" (none is there, or
             not the one it asks for).
         reason: The same in words, with numbers and names.
@@ -117,7 +118,7 @@ def _waits(
         code, reason = "devices", _too_few(now_there, best.devices, free, need)
     elif kept := [h for h in held if h.training != job.id and set(h.devices) & set(now_there.free)]:
         code = "held_back"
-        reason = f"{free} devices of {now_there.id} are free, kept for training {kept[0].training}"
+        reason = f"{_devices(free)} free on {now_there.id}, kept for training {kept[0].training}"
     else:
         code, reason = "behind", _ahead(position)
     unknown = "" if best.start_ms is not None else _unknown(then, best)
@@ -167,7 +168,14 @@ def _never(position: int, job: Waiting, able: Sequence[Host], hosts: Sequence[Ho
         reason = "as many trainings without devices run as a host takes at a time"
         return Wait(position, "devices", reason, None, "unknown: nobody predicts these", None)
     asked = f"devices {', '.join(job.gpu_ids)}" if job.gpu_ids else _asked(job)
-    reason = f"no host can give it {asked}; the most that one has in order is {_devices(most)}"
+    out = [
+        f"{slot.uuid} is {slot.reason}"
+        for host in able
+        for slot in host.slots
+        if slot.uuid in job.gpu_ids and slot.state in ("out", "reserved")
+    ]
+    why = "; ".join(out) or f"the most that one has in order is {_devices(most)}"
+    reason = f"no host can give it {asked}; {why}"
     return Wait(position, "impossible", reason, None, "unknown: no host can run it", None)
 
 

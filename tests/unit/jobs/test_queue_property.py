@@ -114,6 +114,7 @@ class Traffic(RuleBasedStateMachine):
     def ends(self, pick: int, ending: Ending, release: bool) -> None:
         token = self.alive[pick % len(self.alive)]
         training_id = self.training_of(token)
+        asked = self.service.trainings.get(training_id).stop_request
         try:
             state = self.service.outcomes.finish(token, ending, release=release)
         except LeaseLost:
@@ -123,6 +124,7 @@ class Traffic(RuleBasedStateMachine):
             assert ending.state is State.SUCCEEDED
             assert self.service.state(training_id) is State.LEASED
             return
+        self.stopped_as(asked, state)
         self.note(training_id, state)
         if release:
             self.buried(token)
@@ -166,9 +168,11 @@ class Traffic(RuleBasedStateMachine):
     def is_taken_back(self, pick: int, twice: bool) -> None:
         attempt_id = self.marked[pick % len(self.marked)]
         training_id = self.column(attempts.c.training_id, attempts.c.id == attempt_id)
+        asked = self.service.trainings.get(training_id).stop_request
         for _ in range(1 + twice):
             state = self.service.leases.reclaim(attempt_id)
             if state is not None:
+                self.stopped_as(asked, state)
                 self.note(training_id, state)
 
     @precondition(lambda self: self.dead)
@@ -247,6 +251,13 @@ class Traffic(RuleBasedStateMachine):
                     )
         states = {self.service.state(training_id) for training_id in self.ids}
         assert states <= {*ENDED, State.PAUSED}
+
+    def stopped_as(self, asked: str | None, state: State) -> None:
+        """What a user asked holds, unless the training had come to its end by itself."""
+        if asked == "cancel":
+            assert state in (State.CANCELLED, State.SUCCEEDED)
+        if asked == "pause":
+            assert state in (State.PAUSED, State.SUCCEEDED, State.FAILED)
 
     def note(self, training_id: str, state: State) -> None:
         if state is State.SUCCEEDED:

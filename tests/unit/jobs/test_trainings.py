@@ -160,6 +160,20 @@ def test_filters_narrow_the_list(service: Service) -> None:
     assert shown() == {done, mine, draft}
 
 
+def test_followers_see_what_changed(service: Service) -> None:
+    first, second = service.ask(), service.ask()
+    service.clock.now += 5
+    service.trainings.cancel(first)
+    changed = service.trainings.changed_since(service.clock.now)
+    assert [training.id for training in changed] == [first]
+    changed = service.trainings.changed_since(0)
+    assert [training.id for training in changed] == [second, first]
+    counts = service.trainings.counts()
+    assert counts[State.QUEUED] == counts[State.CANCELLED] == 1
+    assert sum(counts.values()) == 2
+    assert set(counts) == set(State)
+
+
 def test_what_waits_is_cancelled_at_once(service: Service) -> None:
     training_id = service.ask()
     training = service.trainings.cancel(training_id)

@@ -55,6 +55,7 @@ trainings = sa.Table(
     sa.UniqueConstraint("owner", "idempotency_key"),
     sa.Index(None, "state", "queued_ms"),
     sa.Index(None, "created_ms", "id"),
+    sa.Index(None, "changed_ms"),
 )
 
 attempts = sa.Table(

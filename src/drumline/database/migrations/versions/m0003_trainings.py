@@ -73,6 +73,7 @@ def _make_trainings() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_trainings"),
         sa.UniqueConstraint("owner", "idempotency_key", name="uq_trainings_owner_idempotency_key"),
     )
+    op.create_index("ix_trainings_changed_ms", "trainings", ["changed_ms"])
     op.create_index("ix_trainings_created_ms_id", "trainings", ["created_ms", "id"])
     op.create_index("ix_trainings_state_queued_ms", "trainings", ["state", "queued_ms"])
 
