@@ -3,11 +3,13 @@
     python benchmarks/history_range.py                                     # SQLite, in a new folder
     python benchmarks/history_range.py postgresql+psycopg://me@host/empty  # an empty database
 
-Fills the tables with what the service has after a year, in a minute or two: 48 hours of single
-readings at 1 Hz, 30 days of rollups of 10 s and 1 min, a year of 15 min. Times are those of
-`History.range` in this process, after three that are not counted; each query ends at another time.
-The bytes of a day are counted on SQLite in pages of the table, on PostgreSQL with its indexes.
-Rows, as CSV, come last. Needs a quiet machine.
+First the bytes of a day: two hours of readings are written as the service writes them, two seconds
+in a transaction, with all devices at work and with a mixture of loads. On SQLite the pages of the
+table are counted, on PostgreSQL its indexes too. Then the tables are filled with what the service
+has after a year: 48 hours of single readings at 1 Hz, 30 days of rollups of 10 s and 1 min, a year
+of 15 min. Times are those of `History.range` in this process, after three that are not counted;
+each query ends at another time. All takes two minutes. Rows, as CSV, come last. Needs a quiet
+machine.
 """
 
 from __future__ import annotations
@@ -38,8 +40,10 @@ from drumline.database.tables import (
 )
 from drumline.database.tables.history import ROLLED_UP
 from drumline.hardware import Machine
+from drumline.hardware.providers.simulated import SimulatedProvider
 from drumline.monitoring.history import History
 from drumline.monitoring.inventory import Inventory
+from drumline.monitoring.readings import readings_of
 
 DEVICES, DAY_S, POINTS = 8, 86_400, 500
 NOW_S = 1_795_824_000
@@ -99,6 +103,26 @@ def copy(database: Database, table: sa.Table, rows: np.ndarray[Any, Any]) -> Non
     connection.close()
 
 
+def written_mb_a_day(database: Database, pattern: str) -> float:
+    """Of single readings, from two hours of simulated devices."""
+    ticks = iter(range(10**6))
+    provider = SimulatedProvider(f"{DEVICES}xH100:{pattern}", clock=lambda: float(next(ticks)))
+    Inventory(database).record(Machine.probe(provider), NOW_S * 1000)
+    history, batch = History(database), []
+    for second in range(7200):
+        batch += readings_of(provider.sample(), (NOW_S + second) * 1000)
+        if second % 2:
+            history.write(batch)
+            batch = []
+    mb = bytes_a_day(database, gpu_metrics_history, 7200 / DAY_S) / 1e6
+    empty = "DELETE FROM" if database.is_sqlite else "TRUNCATE"
+    with database.writing() as connection:
+        connection.exec_driver_sql(f"{empty} {gpu_metrics_history.name}")
+        for table in (gpu_metrics_states, devices):
+            connection.execute(table.delete())
+    return mb
+
+
 def stretches(begin_s: int, end_s: int, length_s: int) -> Iterator[tuple[int, int]]:
     for begin in range(begin_s, end_s, length_s):
         yield begin, min(length_s, end_s - begin)
@@ -106,13 +130,15 @@ def stretches(begin_s: int, end_s: int, length_s: int) -> Iterator[tuple[int, in
 
 def fill(database: Database) -> list[str]:
     """A full history; the devices' UUIDs."""
-    upgrade(database)
     machine = Machine.probe(simulate=f"{DEVICES}xH100:steady")
     Inventory(database).record(machine, NOW_S * 1000)
     with database.writing() as connection:
+        first = connection.execute(sa.select(sa.func.min(devices.c.id))).scalar_one()
+        connection.execute(devices.update().values(id=devices.c.id - first + 1))
         state = {"memory_total_mib": 81_559, "memory_clock_mhz": 2619, "job": 0}
-        for bits in (0, 4):
-            connection.execute(gpu_metrics_states.insert().values(throttle_bits=bits, **state))
+        for place, bits in enumerate((0, 4)):
+            values = {**state, "id": 1 + place, "throttle_bits": bits}
+            connection.execute(gpu_metrics_states.insert().values(**values))
     for begin, length in stretches(NOW_S - 2 * DAY_S, NOW_S, DAY_S // 4):
         copy(database, gpu_metrics_history, readings(begin, length))
     for table, days in KEPT_DAYS.items():
@@ -166,27 +192,35 @@ def cpu() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("url", nargs="?", help="an empty database; SQLite in a new folder if none")
-    url = parser.parse_args().url
+    parser.add_argument("--note", default="", help="what else ran on the machine")
+    options = parser.parse_args()
+    url = options.url
     with tempfile.TemporaryDirectory() as folder:
         database = open_database(url or f"sqlite:///{folder}/history.db")
+        upgrade(database)
+        patterns = {"all at work": "steady", "mixed loads": "mixed"}
+        sizes = {what: written_mb_a_day(database, name) for what, name in patterns.items()}
         began = time.perf_counter()
         uuids = fill(database)
         print(f"filled in {time.perf_counter() - began:.0f} s", file=sys.stderr)
-        report(database, uuids)
+        report(database, uuids, sizes, options.note)
         database.close()
 
 
-def report(database: Database, uuids: list[str]) -> None:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    tail = f"{cpu()},{versions(database)},{datetime.now(UTC):%Y-%m-%d},{commit}"
-    tail += ",python benchmarks/history_range.py" + ("" if database.is_sqlite else " URL")
-    print("what,devices,value,unit,points,resolution_s,cpu,versions,date,commit,command")
-    sizes = {gpu_metrics_history: 2.0, **KEPT_DAYS}
-    for table, days in sizes.items():
+def commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def report(database: Database, uuids: list[str], sizes: dict[str, float], note: str) -> None:
+    tail = f"{cpu()},{versions(database)},{datetime.now(UTC):%Y-%m-%d},{commit()}"
+    tail += f",python benchmarks/history_range.py{'' if database.is_sqlite else ' URL'},{note}"
+    print("what,devices,value,unit,points,resolution_s,cpu,versions,date,commit,command,note")
+    for what, mb in sizes.items():
+        print(f"readings of {what},{DEVICES},{mb:.2f},MB/day,,1,{tail}")
+    for table, days in KEPT_DAYS.items():
         mb = bytes_a_day(database, table, days) / 1e6
-        print(f"{table.name},{DEVICES},{mb:.2f},MB/day,,{STEPS.get(table, 1)},{tail}")
+        print(f"{table.name},{DEVICES},{mb:.2f},MB/day,,{STEPS[table]},{tail}")
     for name, span_s in RANGES.items():
         times_ms, points, resolution_s = measure(database, uuids, span_s)
         for percent in (50, 95):

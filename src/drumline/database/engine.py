@@ -49,7 +49,8 @@ class Database:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._turns = Turns()
+        self.turns = Turns()
+        """Whose turn it is to write, on SQLite."""
 
     @property
     def is_sqlite(self) -> bool:
@@ -87,7 +88,7 @@ class Database:
         if not self.is_sqlite:
             yield
             return
-        if not self._turns.acquire(BUSY_TIMEOUT_MS / 1000):
+        if not self.turns.acquire(BUSY_TIMEOUT_MS / 1000):
             raise DatabaseError(
                 f"The database {self.url} stayed locked for {BUSY_TIMEOUT_MS / 1000:.0f} s.",
                 remedy="Another transaction of this process takes too long.",
@@ -96,7 +97,7 @@ class Database:
         try:
             yield
         finally:
-            self._turns.release()
+            self.turns.release()
 
     @contextmanager
     def _transaction(self, *, writes: bool) -> Iterator[Connection]:

@@ -15,6 +15,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._longer = threading.Condition(self._lock)
         self._queue: deque[threading.Event] = deque()
         self._held = False
 
@@ -26,6 +27,7 @@ class Turns:
                 return True
             turn = threading.Event()
             self._queue.append(turn)
+            self._longer.notify_all()
         if turn.wait(timeout_s):
             return True
         with self._lock:
@@ -41,3 +43,8 @@ class Turns:
                 self._queue.popleft().set()
             else:
                 self._held = False
+
+    def wait_for_waiting(self, count: int, timeout_s: float) -> bool:
+        """Wait until so many wait for their turn, or more; False if the time is over. For tests."""
+        with self._lock:
+            return self._longer.wait_for(lambda: len(self._queue) >= count, timeout_s)

@@ -64,7 +64,7 @@ class Sampler:
         every_s: float = 1.0,
         *,
         look_again_s: float = 60.0,
-        retry_s: float = 15.0,
+        retry_s: float = 30.0,
         patience_s: float = 3.0,
         clock: Callable[[], int] = now_ms,
         monotonic: Callable[[], float] = time.monotonic,
@@ -79,7 +79,8 @@ class Sampler:
         self._delivering = threading.Lock()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._busy = False
+        self._idle = threading.Event()
+        self._idle.set()
         self._last_tick_s: float | None = None
         self.skipped = 0
         """Ticks without a reading of their own."""
@@ -105,8 +106,8 @@ class Sampler:
             passed = round((now_s - self._last_tick_s) * 1000 / self._every_ms)
             self.skipped += max(0, passed - 1)
         self._last_tick_s = now_s
-        if not self._busy:
-            self._busy = True
+        if self._idle.is_set():
+            self._idle.clear()
             self._asked.put(self._nearest_tick())
             return
         self.skipped += 1
@@ -128,7 +129,7 @@ class Sampler:
             if (self._monotonic() - began_s) * 1000 > self._every_ms:
                 tick_ms = self._nearest_tick()  # the driver hung; what it says is of now
             self._deliver(Sample(tick_ms, machine, self.skipped))
-            self._busy = False
+            self._idle.set()
         self._reader.close()
 
     def _deliver(self, sample: Sample) -> None:
@@ -175,9 +176,10 @@ class _Reader:
         try:
             self.machine = self._read()
         except Exception as error:
-            logger.exception("The devices could not be read.")
             self._looked_s = self._monotonic()
             told = f"The devices could not be read: {error}"
+            if self.machine is None or self.machine.problems != (told,):
+                logger.exception("The devices could not be read.")
             self.machine = without_readings(self.machine, told)
         finally:
             self._since_s = None

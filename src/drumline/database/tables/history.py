@@ -1,9 +1,10 @@
 """What the devices did over time: single readings, and rollups of them.
 
 Small on purpose, as eight devices at 1 Hz give 691,200 readings a day: whole numbers in the units
-of the columns' names, one reading a second and device, the key in order of time so that new rows
-are appended and old ones leave whole pages, and what changes seldom kept once in
-`gpu_metrics_states`. A field that a device did not report is NULL.
+of the columns' names, one reading a second and device, and what changes seldom kept once in
+`gpu_metrics_states`. Readings lie in order of time, so that each write appends to one page and old
+ones leave whole pages; rollups, which are read far more than written, device by device. A field
+that a device did not report is NULL.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _rollup(name: str) -> sa.Table:
         sa.Column("memory_total_mib", sa.Integer),  # the largest
         sa.Column("throttle_bits", sa.Integer),  # all that were set in any reading
         *measures,
-        sa.PrimaryKeyConstraint("time_s", "device", "job"),
+        sa.PrimaryKeyConstraint("device", "time_s", "job"),
         sqlite_with_rowid=False,
     )
 

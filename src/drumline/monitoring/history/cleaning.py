@@ -7,7 +7,7 @@ Between two of them is a pause in which whoever waits to write does so.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import sqlalchemy as sa
@@ -16,7 +16,8 @@ from sqlalchemy.engine import Connection
 from drumline.config.service import ServiceSettings
 from drumline.database import Database
 from drumline.monitoring.history.marks import CLEANED, marks, set_mark
-from drumline.monitoring.history.resolution import COARSEST_S, ROLLUPS, kept_s
+from drumline.monitoring.history.resolution import COARSEST_S, RAW, ROLLUPS, kept_s
+from drumline.monitoring.history.stretches import device_numbers
 
 ROWS_AT_ONCE = 4000
 PAUSE_S = 0.15
@@ -49,23 +50,31 @@ def _horizons(database: Database, now_s: int, settings: ServiceSettings) -> dict
 
 def _batches(database: Database, horizons: dict[sa.Table, int]) -> Iterator[int]:
     """Delete a batch each time it is asked for the next, and give the number of rows."""
+    with database.reading() as connection:
+        numbers = device_numbers(connection)
     for table, horizon in horizons.items():
-        more = True
-        while more:
-            with database.writing() as connection:
-                rows, more = _delete_some(connection, table, horizon)
-            if rows:
-                yield rows
-                time.sleep(PAUSE_S)
+        for number in [None] if table is RAW else numbers:
+            old = [table.c.time_s < horizon] + (
+                [] if number is None else [table.c.device == number]
+            )
+            more = True
+            while more:
+                with database.writing() as connection:
+                    rows, more = _delete_some(connection, table, old)
+                if rows:
+                    yield rows
+                    time.sleep(PAUSE_S)
 
 
-def _delete_some(connection: Connection, table: sa.Table, horizon: int) -> tuple[int, bool]:
-    """Rows deleted, and whether older ones than the horizon are left."""
-    old = sa.select(table.c.time_s).where(table.c.time_s < horizon).order_by(table.c.time_s)
-    first = connection.execute(old.limit(1)).scalar_one_or_none()
+def _delete_some(
+    connection: Connection, table: sa.Table, old: Sequence[sa.ColumnElement[bool]]
+) -> tuple[int, bool]:
+    """Delete the oldest of the rows that are `old`; how many, and whether some are left."""
+    times = sa.select(table.c.time_s).where(*old).order_by(table.c.time_s).limit(1)
+    first = connection.execute(times).scalar_one_or_none()
     if first is None:
         return 0, False
-    border = connection.execute(old.limit(1).offset(ROWS_AT_ONCE)).scalar_one_or_none()
-    end = horizon if border is None else max(border, first + 1)
-    rows = connection.execute(table.delete().where(table.c.time_s < end)).rowcount
+    border = connection.execute(times.offset(ROWS_AT_ONCE)).scalar_one_or_none()
+    batch = [*old] if border is None else [*old, table.c.time_s < max(border, first + 1)]
+    rows = connection.execute(table.delete().where(*batch)).rowcount
     return rows, border is not None

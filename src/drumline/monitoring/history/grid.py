@@ -49,7 +49,7 @@ class Grid:
         """Add rows of device, bucket and `SUMMARY`; no two of one device and bucket."""
         if not rows:
             return
-        values = np.array([tuple(row) for row in rows], dtype=np.float64)  # None becomes nan
+        values = np.array([*map(tuple, rows)], dtype=np.float64)  # None becomes nan
         place = np.array([self._place[int(number)] for number in values[:, 0]])
         bucket = values[:, 1].astype(np.intp)
         new = values[:, _KEYS:]

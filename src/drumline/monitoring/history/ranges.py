@@ -10,24 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-import numpy as np
 import sqlalchemy as sa
-from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
 from drumline.database import Database
 from drumline.database.tables import devices, gpu_metrics_jobs
 from drumline.errors import BadInput
+from drumline.monitoring.history.buckets import Stretch, read_buckets
 from drumline.monitoring.history.grid import Grid
 from drumline.monitoring.history.marks import marks
 from drumline.monitoring.history.resolution import COARSEST_S, RAW, ROLLUPS
 from drumline.monitoring.history.series import Series
-from drumline.monitoring.history.summary import job_of, rows_of, summary
+from drumline.monitoring.history.stretches import first_time
 
 MOST_POINTS = 10_000
-Numbers = NDArray[np.float64]
 
 
 class RangeError(BadInput):
@@ -89,8 +86,8 @@ def read_range(database: Database, wanted: Wanted, sample_every_s: int) -> Serie
         grid = Grid([numbers.get(uuid) for uuid in wanted.device_uuids], axis.count)
         jobs = _job_numbers(connection, wanted.job_id)
         for table, begin_s, end_s in _segments(connection, step_s, axis):
-            query = _query(table, axis, begin_s, end_s, list(numbers.values()), jobs)
-            grid.add(connection.execute(query).all())
+            stretch = Stretch(table, begin_s, end_s, axis.first_s, axis.width_s)
+            grid.add(read_buckets(connection, stretch, sorted(numbers.values()), jobs))
     return Series(
         wanted.from_ms,
         wanted.to_ms,
@@ -123,7 +120,7 @@ def _resolution(connection: Connection, wanted: Wanted, sample_every_s: int) -> 
     fine_enough = max(step for step in tables if step == 1 or step <= 2 * span_s / wanted.points)
     reach, oldest = {}, None
     for step, table in tables.items():
-        own = connection.execute(sa.select(sa.func.min(table.c.time_s))).scalar_one()
+        own = first_time(connection, table)
         oldest = own if oldest is None else min(oldest, own if own is not None else oldest)
         reach[step] = oldest  # with the finer rows that are read for what is not rolled up yet
     if oldest is None:
@@ -145,26 +142,6 @@ def _segments(connection: Connection, step_s: int, axis: Axis) -> list[tuple[sa.
     tables = [*(rollup.table for rollup in coarse), RAW]
     stretches = zip(tables, pairwise(borders), strict=True)
     return [(table, begin, end) for table, (begin, end) in stretches if begin < end]
-
-
-def _query(
-    table: sa.Table,
-    axis: Axis,
-    begin_s: int,
-    end_s: int,
-    numbers: Sequence[int],
-    jobs: Sequence[int] | None,
-) -> sa.Select[Any]:
-    bucket = ((table.c.time_s - axis.first_s) // axis.width_s).label("bucket")
-    query = (
-        sa.select(table.c.device, bucket, *summary(table))
-        .select_from(rows_of(table))
-        .where(
-            table.c.time_s >= begin_s, table.c.time_s < end_s, table.c.device.in_(sorted(numbers))
-        )
-        .group_by("device", "bucket")
-    )
-    return query if jobs is None else query.where(job_of(table).in_(jobs))
 
 
 def _device_numbers(connection: Connection, uuids: Sequence[str]) -> dict[str, int]:

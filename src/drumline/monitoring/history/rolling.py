@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 from drumline.database import Database
 from drumline.monitoring.history.marks import marks, set_mark
 from drumline.monitoring.history.resolution import RAW, ROLLUPS, Rollup
+from drumline.monitoring.history.stretches import device_numbers, first_time, within
 from drumline.monitoring.history.summary import SUMMARY, job_of, rows_of, summary
 
 GRACE_S = 10
@@ -41,7 +42,7 @@ def _next_stretch(connection: Connection, rollup: Rollup, until_s: int) -> int |
     begin_s = through[rollup.step_s]
     if begin_s >= until_s:
         return None
-    first_s = _first(connection, rollup.source, begin_s, until_s)
+    first_s = first_time(connection, rollup.source, begin_s, until_s)
     if first_s is None:
         set_mark(connection, rollup.step_s, until_s)
         return None
@@ -52,26 +53,15 @@ def _next_stretch(connection: Connection, rollup: Rollup, until_s: int) -> int |
     return made
 
 
-def _first(connection: Connection, table: sa.Table, begin_s: int, end_s: int) -> int | None:
-    """The time of the first row of a stretch."""
-    query = (
-        sa.select(table.c.time_s)
-        .where(table.c.time_s >= begin_s, table.c.time_s < end_s)
-        .order_by(table.c.time_s)
-        .limit(1)
-    )
-    return connection.execute(query).scalar_one_or_none()
-
-
 def _make(connection: Connection, rollup: Rollup, begin_s: int, end_s: int) -> int:
     table, source = rollup.table, rollup.source
-    stale = table.delete().where(table.c.time_s >= begin_s, table.c.time_s < end_s)
-    connection.execute(stale)
+    numbers = device_numbers(connection)
+    connection.execute(table.delete().where(*within(table, begin_s, end_s, numbers)))
     bucket = (source.c.time_s - source.c.time_s % rollup.step_s).label("bucket")
     query = (
         sa.select(bucket, source.c.device, job_of(source).label("job"), *summary(source))
         .select_from(rows_of(source))
-        .where(source.c.time_s >= begin_s, source.c.time_s < end_s)
+        .where(*within(source, begin_s, end_s, numbers))
         .group_by("bucket", "device", "job")
     )
     names = ["time_s", "device", "job", *SUMMARY]

@@ -79,7 +79,7 @@ def _create_rollup(name: str) -> None:
         sa.Column("memory_total_mib", sa.Integer),
         sa.Column("throttle_bits", sa.Integer),
         *measures,
-        sa.PrimaryKeyConstraint("time_s", "device", "job", name=f"pk_{name}"),
+        sa.PrimaryKeyConstraint("device", "time_s", "job", name=f"pk_{name}"),
         sqlite_with_rowid=False,
     )
 
