@@ -137,4 +137,3 @@ def _mark(process: psutil.Process) -> str:
         return str(process.environ().get(MARK, ""))
     except (psutil.Error, OSError):
         return ""
-
