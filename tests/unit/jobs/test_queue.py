@@ -59,6 +59,9 @@ def test_who_has_waited_too_long_comes_first_of_its_priority() -> None:
     ]
     ordered = in_order(waiting, {"busy": 10}, 60 * MINUTE, RULES)
     assert [each.id for each in ordered] == ["urgent", "overdue", "share"]
+    both = [job("longer", owner="busy", queued_ms=0), job("shorter", owner="idle", queued_ms=1)]
+    ordered = in_order(both, {"busy": 10}, 61 * MINUTE, RULES)
+    assert [each.id for each in ordered] == ["longer", "shorter"]
 
 
 def test_a_small_one_fills_the_gap_only_if_it_is_out_in_time() -> None:
