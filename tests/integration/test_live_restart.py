@@ -14,10 +14,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from live_servers import PATIENCE_S, Tab
-from live_viewer import Viewer
 from real_commands import command_environment
 from websockets.exceptions import ConnectionClosed
+
+from live_servers import PATIENCE_S, Tab
+from live_viewer import Viewer
 
 
 @contextmanager
