@@ -258,7 +258,7 @@ def test_a_look_that_fails_is_not_the_last(
         arrived = asyncio.Event()
         watching.client = watching.hub.join(arrived.set)
         watching.client.subscribe("queue")
-        watching.client.take()
+        assert watching.state == {"queue": None}
         arrived.clear()
         source = DatabaseSource(
             watching.hub, service.database, why=why, every_s=0.01, clock=service.clock
