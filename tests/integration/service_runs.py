@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from support import Running, started, until
+from support import PROGRAMS, Running, started, until
 
 from drumline.config.environment import MARK
 from drumline.database import Database, open_database
@@ -41,7 +40,7 @@ class Service:
             "DRUMLINE_HEARTBEAT_S": "0.3",
             "DRUMLINE_POLL_S": "0.2",
             "DRUMLINE_SAMPLE_EVERY_S": "0.5",
-            "DRUMLINE_PASSED_ENVIRONMENT": "PATH,HOME,OMP_NUM_THREADS",
+            "DRUMLINE_PASSED_ENVIRONMENT": "PATH,HOME,OMP_NUM_THREADS,DRUMLINE_QUICK_STEPS",
             **more,
         }
 
@@ -50,6 +49,14 @@ class Service:
         """`drumline agent`, under way."""
         environment = self.environment(**more)
         with started(["-m", "drumline", "agent"], self.folder / name, **environment) as running:
+            yield running
+
+    @contextmanager
+    def quick_agent(self, name: str = "agent", **more: str) -> Iterator[Running]:
+        """An agent whose trainings are quick stand-ins of 60 steps; see programs/quick_agent.py."""
+        environment = self.environment(**more)
+        program = [PROGRAMS / "quick_agent.py"]
+        with started(program, self.folder / name, **environment) as running:
             yield running
 
     def queue(self, steps: int = 60, gpus: int = 1, **request: Any) -> str:
@@ -130,8 +137,3 @@ def _mark(process: psutil.Process) -> str:
         return str(process.environ().get(MARK, ""))
     except (psutil.Error, OSError):
         return ""
-
-
-def own_processes() -> list[int]:
-    """Ids of this process and its parents, which no test may touch."""
-    return [os.getpid(), *(parent.pid for parent in psutil.Process().parents())]

@@ -16,7 +16,7 @@ RULES = Rules(hold_back_ms=MINUTE, overdue_ms=60 * MINUTE)
 
 def first_fit(job: Waiting, allowed: Collection[str]) -> tuple[str, ...] | None:
     """All devices alike: the first ones allowed."""
-    ordered = sorted(allowed)
+    ordered = list(allowed)
     if job.gpu_ids:
         return job.gpu_ids if set(job.gpu_ids) <= set(ordered) else None
     if job.gpus == 0:
@@ -102,6 +102,17 @@ def test_a_time_that_is_over_predicts_nothing() -> None:
     assert decision.start is not None  # not firm before the bound
     late = decide(there, [job("big", 4), job("small", expected_ms=1)], MINUTE, RULES)
     assert late.start is None
+
+
+def test_nothing_is_held_back_beside_a_process_outside_the_queue() -> None:
+    """It may run for ever; once it has gone, or others suffice, devices are held back."""
+    slots = [*FREE[:2], Slot("g2", "busy", reason="process 7"), Slot("g3", "leased", "x")]
+    waiting = [job("big", 4), job("small")]
+    assert decide(host(*slots), waiting, 5 * MINUTE, RULES).start == waiting[1]
+    three = decide(host(*slots), [job("big", 3), job("small")], 5 * MINUTE, RULES)
+    assert three.start is None
+    assert three.held is not None
+    assert set(three.held.devices) == {"g0", "g1", "g3"}
 
 
 def test_what_never_fits_holds_nothing_back() -> None:
