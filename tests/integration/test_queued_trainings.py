@@ -22,9 +22,7 @@ from drumline.run_directory import RunDirectory
 
 
 @pytest.fixture
-def service(
-    request: pytest.FixtureRequest, tmp_path: Path, activations: Path
-) -> Iterator[Service]:
+def service(request: pytest.FixtureRequest, tmp_path: Path, activations: Path) -> Iterator[Service]:
     """On PostgreSQL unless a test says otherwise; what is the database's is tested on both."""
     engine = getattr(request, "param", "postgresql")
     made = Service(request.getfixturevalue(f"{engine}_url"), tmp_path, activations)
