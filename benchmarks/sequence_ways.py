@@ -4,11 +4,11 @@
     python benchmarks/sequence_ways.py --device cuda --sizes 64,256,1024 --precision tf32
 
 Sequences of 128 steps; two LSTMs of 256 (actor and critic) over 32 features. `episode` is the mean
-length of episodes, which end at random; 0: none begins but the first. Columns: milliseconds of
-torch's fused LSTMs over stretches in which no sequence has a cut; over padded pieces (CPU) or one
-packed call of the pieces (GPU); and of the loop. `chosen` is the fused way that `find_cuts` takes.
-The constants in `pieces` were read from such a table. On a CPU with one thread time is the
-process's own, which others on the machine do not lengthen.
+length of episodes, which end at random; 0: none begins but the first. `chosen` is the fused way
+that `find_cuts` takes. Then milliseconds: of torch's fused LSTMs over stretches in which no
+sequence has a cut; over padded pieces (CPU) or one packed call of the pieces (GPU); of the loop;
+and on a GPU of the loop as CUDA graphs. The constants in `pieces` were read from such a table. On a
+CPU with one thread time is the process's own, which others on the machine do not lengthen.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from collections.abc import Callable
 import torch
 
 from drumline.config import Precision
+from drumline.tasks.clstm_ppo.graphs import gpu_recorder
 from drumline.tasks.clstm_ppo.pieces import Cuts, find_buckets, find_cuts, find_pieces
-from drumline.tasks.clstm_ppo.sequences import Recurrent, Way, loop_together
+from drumline.tasks.clstm_ppo.recorded_loop import RecordedLoop
+from drumline.tasks.clstm_ppo.sequences import Recurrent, Way, loop_together, through_each
 from drumline.training.precision import Arithmetic
 
 STEPS, FEATURES, HIDDEN = 128, 32, 256
@@ -53,16 +55,20 @@ def measure(asked: argparse.Namespace, count: int, episode: int) -> str:
     buckets = find_buckets(pieces.sizes.tolist()) if device.type == "cpu" else ()
     arithmetic = Arithmetic(Precision(asked.precision), device)
     arithmetic.apply()
-    ways: list[tuple[Cuts, Way]] = [
+    graphed = [RecordedLoop(gpu_recorder)] if device.type == "cuda" else None
+    ways: list[tuple[Cuts, Way | None]] = [
         (Cuts(chosen.steps), "fused"),
         (Cuts(chosen.steps, pieces, buckets), "fused"),
         (chosen, "loop"),
+        *([(chosen, None)] if graphed else []),
     ]
 
-    def run(cuts: Cuts, way: Way) -> None:
+    def run(cuts: Cuts, way: Way | None) -> None:
         with arithmetic.autocast():
-            if way == "loop":
-                outputs = loop_together(lstms, inputs, starts, states, cuts)
+            if way is None:
+                outputs = loop_together(lstms, inputs, starts, states, graphed or [])
+            elif way == "loop":
+                outputs = through_each(lstms, inputs, starts, states, way)
             else:
                 outputs = tuple(
                     lstm(inputs, starts, state, cuts, way)
@@ -79,7 +85,7 @@ def measure(asked: argparse.Namespace, count: int, episode: int) -> str:
     ]
     facts = [count, episode, len(chosen.steps), len(pieces.sizes), len(buckets)]
     name = "stretches" if chosen.pieces is None else "pieces"
-    return ",".join([*map(str, facts), *(f"{t:.1f}" for t in times), name])
+    return ",".join([*map(str, facts), name, *(f"{t:.1f}" for t in times)])
 
 
 def main() -> None:
@@ -92,7 +98,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="least time of a measurement")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
-    print("sequences,episode,cut_steps,pieces,buckets,stretches_ms,pieces_ms,loop_ms,chosen")
+    print(
+        "sequences,episode,cut_steps,pieces,buckets,chosen,stretches_ms,pieces_ms,loop_ms,graph_ms"
+    )
     for count in map(int, asked.sizes.split(",")):
         for episode in map(int, asked.episodes.split(",")):
             print(measure(asked, count, episode), flush=True)

@@ -139,7 +139,12 @@ def train(
     with devices_for(config, path) as held, open_run(config, held.plan, path) as run:
         _follow(run, config, follower)
         request = LaunchRequest(
-            run, held.plan, "train", spread=config.distributed, locks=held.locks
+            run,
+            held.plan,
+            "train",
+            spread=config.distributed,
+            config=config,
+            locks=held.locks,
         )
         return _outcome(launch(request, follower.output), run)
 
@@ -156,7 +161,9 @@ def run_script(request: ScriptRequest, follower: Follower) -> Outcome:
         run = RunDirectory.create(path)
         with run.held():
             follower.watch(run.events_path)
-            asked = LaunchRequest(run, held.plan, "script", script, locks=held.locks)
+            asked = LaunchRequest(
+                run, held.plan, "script", script, config=nominal, locks=held.locks
+            )
             return _outcome(launch(asked, follower.output), run)
 
 

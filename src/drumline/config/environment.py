@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,14 @@ MARK = "DRUMLINE_ATTEMPT_MARK"
 """Carried by all processes of a training that the service runs."""
 DEFAULT_PORT = 29500
 COMMUNICATION_PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "GLOO_", "TP_")
+
+
+def only_these(names: Collection[str]) -> dict[str, str]:
+    """Of this process's environment variables those named, and those that say where Python finds
+    its packages: what a process gets that is to know no more.
+    """
+    wanted = {*names, "PYTHONPATH", "VIRTUAL_ENV"}
+    return {name: value for name, value in os.environ.items() if name in wanted}
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,14 @@ Not part of `drumline.config`'s names: it needs the `service` extra, which train
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from drumline.errors import ConfigError, ConfigProblem
+
+PREFIX = "DRUMLINE_"
 DAY_S = 86_400
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -22,7 +25,7 @@ class ServiceSettings(BaseSettings):
     Lists are separated by commas. A value that cannot be used is refused with its name.
     """
 
-    model_config = SettingsConfigDict(env_prefix="DRUMLINE_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
 
     home: Path = Field(Path("~/.drumline"), description="folder of the database and small files")
     database_url: str = Field("", description="SQLite in `home` unless set; postgresql+psycopg://…")
@@ -77,3 +80,25 @@ class ServiceSettings(BaseSettings):
     def loopback_only(self) -> bool:
         """Whether only this machine can reach the service."""
         return self.host in LOOPBACK
+
+
+def read_settings(**given: Any) -> ServiceSettings:
+    """The settings of this process's environment, with those `given` on top.
+
+    Raises:
+        ConfigError: With the name of each variable whose value cannot be used. Values are not
+            told: some are secrets.
+    """
+    try:
+        return ServiceSettings(**given)
+    except ValidationError as error:
+        problems = [
+            ConfigProblem(
+                PREFIX + str(item["loc"][0]).upper() if item["loc"] else PREFIX,
+                None,
+                item["msg"][:1].lower() + item["msg"][1:],
+                "See docs/service.md.",
+            )
+            for item in error.errors()
+        ]
+        raise ConfigError("The environment", problems) from None

@@ -81,6 +81,31 @@ class Trainings:
         with self._database.reading() as connection:
             return _get(connection, training_id)
 
+    def some(self, training_ids: Collection[str]) -> list[Training]:
+        """The trainings of these ids, those that there are, in any order."""
+        query = sa.select(trainings).where(trainings.c.id.in_(sorted(training_ids)))
+        with self._database.reading() as connection:
+            return [Training.of(row) for row in connection.execute(query)]
+
+    def change(
+        self, training_id: str, *, name: str | None = None, priority: int | None = None
+    ) -> Training:
+        """Call it something else, or have it go before or behind others. None leaves what is.
+
+        Raises:
+            UnknownTraining: If there is none of that id.
+        """
+        given = {"name": name, "priority": priority}
+        values = {key: value for key, value in given.items() if value is not None}
+        with self._database.writing() as connection:
+            _get(connection, training_id, lock=True)
+            connection.execute(
+                sa.update(trainings)
+                .where(trainings.c.id == training_id)
+                .values(**values, changed_ms=self._clock())
+            )
+            return _get(connection, training_id)
+
     def attempts(self, training_id: str) -> tuple[Attempt, ...]:
         """All attempts of a training, the first first.
 

@@ -12,12 +12,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from drumline.config import DistributedConfig, Mode, load_config
+from drumline.config import DistributedConfig, Mode, RunConfig, load_config
 from drumline.config.environment import ATTEMPT, DEVICE_LOCKS, OVERRIDES, PLAN_DEVICES, RUN_DIR
+from drumline.config.load import override
 from drumline.errors import EXIT_FAILED, DrumlineError
 from drumline.events import EventLog, EventReader
+from drumline.hardware import Machine
 from drumline.launch.agent import Attempt
+from drumline.launch.loss import Loss, find_loss
 from drumline.launch.policy import Action, AttemptEnd, Decision, RankEnd, Savings, decide
+from drumline.launch.preflight import visible_machine
 from drumline.planning import Plan
 from drumline.run_directory import RunDirectory
 
@@ -39,6 +43,8 @@ class LaunchRequest:
         arguments: For the worker.
         spread: Bounds for the failure policy: restarts and timeouts. A script's own config has
             the word over them.
+        config: What was planned. With it a run that has lost a device goes on with the others.
+        probe: Says what devices are there when an attempt has failed.
         locks: Lock files of the devices, which this process holds and the ranks join.
     """
 
@@ -47,6 +53,8 @@ class LaunchRequest:
     kind: str
     arguments: tuple[str, ...] = ()
     spread: DistributedConfig = field(default_factory=DistributedConfig)
+    config: RunConfig | None = None
+    probe: Callable[[], Machine] = visible_machine
     locks: tuple[Path, ...] = ()
 
 
@@ -80,7 +88,7 @@ def launch(request: LaunchRequest, output: Output) -> Outcome:
 
 class _Launch:
     def __init__(self, request: LaunchRequest, output: Output) -> None:
-        self.request, self.run_dir = request, request.run
+        self.request, self.run_dir, self.plan = request, request.run, request.plan
         self._show = output
         self._first = _next_attempt(self.run_dir)
         self._reader = EventReader(self.run_dir.events_path)
@@ -101,7 +109,7 @@ class _Launch:
                 if decision.action in (Action.FINISH, Action.STOP) or self._stops:
                     break
                 number += 1
-                self._adjust(decision.action)
+                self._adjust(decision)
         outcome = self._outcome(decision, number)
         self._events.close()
         return outcome
@@ -109,7 +117,7 @@ class _Launch:
     def _one(self, number: int) -> Decision:
         self._seen = []
         self._events.attempt = number
-        plan = self.request.plan
+        plan = self.plan
         self._events.emit("attempt_started", world_size=plan.world_size)
         worker = ["-m", "drumline.launch.worker", str(os.getpid()), self.request.kind]
         self._attempt = Attempt(
@@ -143,11 +151,22 @@ class _Launch:
             failures=[event for event in mine if event["kind"] == "rank_failed"],
             steps=sum(event["kind"] in ("first_step", "step") for event in mine),
             killed_by_us=self._stops > 1,
+            loss=self._find_loss() if any(rank.exit_code for rank in ranks) else None,
         )
+
+    def _find_loss(self) -> Loss | None:
+        config = self.request.config
+        if config is None:
+            return None
+        if self.request.kind == "script":
+            with suppress(DrumlineError):  # until it has opened its run nobody knows its own
+                config = load_config(self.run_dir.config_path)
+        adjusted = override(config, [f"{key}={value}" for key, value in self._overrides.items()])
+        return find_loss(adjusted, self.plan, self._micro_batch(), self.request.probe)
 
     def _environment(self, number: int) -> dict[str, str]:
         """Variables of every rank. Devices go by UUID and are set before CUDA can start."""
-        plan = self.request.plan
+        plan = self.plan
         threads = max(1, (os.cpu_count() or 1) // plan.world_size)
         if plan.devices[0].kind != "cpu":
             threads = min(threads, MOST_HOST_THREADS)
@@ -167,7 +186,10 @@ class _Launch:
             environment["HIP_VISIBLE_DEVICES"] = ",".join(str(d.index) for d in plan.devices)
         return environment
 
-    def _adjust(self, action: Action) -> None:
+    def _adjust(self, decision: Decision) -> None:
+        action = decision.action
+        if action is Action.RESTART_FEWER and decision.loss is not None:
+            self._go_on_with(decision.loss)
         if action is Action.RESTART_SMALLER:
             self._overrides["micro_batch"] = str(max(1, self._micro_batch() // 2))
         if action is Action.RESTART_SHARDED:
@@ -178,15 +200,29 @@ class _Launch:
                 before = float(self._overrides.get(key, getattr(self._bounds(), name)))
                 self._overrides[key] = str(2 * before)
 
+    def _go_on_with(self, loss: Loss) -> None:
+        """Take the plan for the devices that are left; ranks read it in the run directory."""
+        assert loss.plan is not None
+        self.plan = loss.plan
+        self._overrides.update(loss.overrides)
+        self.run_dir.write_json(self.run_dir.plan_path, self.plan.as_dict())
+        self._events.emit(
+            "devices_lost",
+            lost=list(loss.lost),
+            devices=[device.uuid for device in self.plan.devices],
+            shares=list(self.plan.shares),
+            mode=self.plan.mode.value,
+        )
+
     def _savings(self) -> Savings:
         open_mode = self._bounds().mode is Mode.AUTO and "distributed.mode" not in self._overrides
-        cutting = open_mode and self.request.plan.world_size > 1
+        cutting = open_mode and self.plan.world_size > 1
         return Savings(halving=self._micro_batch() > 1, cutting=cutting)
 
     def _micro_batch(self) -> int:
         """What the ranks held at last: they may have halved it, and a script has its own."""
         told = [event["micro_batch"] for event in self._seen if "micro_batch" in event]
-        asked = self._overrides.get("micro_batch", self.request.plan.micro_batch)
+        asked = self._overrides.get("micro_batch", self.plan.micro_batch)
         return int(told[-1] if told else asked)
 
     def _bounds(self) -> DistributedConfig:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drumline.errors import EXIT_BAD_INPUT, EXIT_FAILED
+
+if TYPE_CHECKING:
+    from drumline.launch.loss import Loss
 
 COMMUNICATION = "communication"
 OUT_OF_MEMORY = "out_of_memory"
 TIMEOUT = "timeout"
+DEVICE_LOST = "device_lost"
 _FROM_OUTSIDE = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGTERM")  # SIGABRT follows an error of a peer
 _SECONDARY = (COMMUNICATION, "rank_failed", TIMEOUT)
 
@@ -24,6 +28,7 @@ class Action(StrEnum):
     RESTART_SMALLER = "restart with half the micro-batch"
     RESTART_SHARDED = "restart in mode sharded"
     RESTART_PATIENT = "restart with twice the timeout"
+    RESTART_FEWER = "restart on the devices that are left"
     STOP = "stop"
 
 
@@ -58,6 +63,7 @@ class AttemptEnd:
         failures: The `rank_failed` events of this attempt, in order.
         steps: Steps that the attempt itself took.
         killed_by_us: Whether the launcher ended the ranks (a second Ctrl-C).
+        loss: What the devices of the attempt have lost since it was planned.
     """
 
     result: dict[str, Any] | None
@@ -65,17 +71,19 @@ class AttemptEnd:
     failures: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
     killed_by_us: bool = False
+    loss: Loss | None = None
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done, why, and what to tell the user."""
+    """What is done, why, and what to tell the user; `loss` goes with a restart on fewer devices."""
 
     action: Action
     cause: str
     message: str
     exit_code: int = 0
     remedy: str = ""
+    loss: Loss | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,8 @@ def decide(end: AttemptEnd, restarts_left: int, savings: Savings) -> Decision:
     if end.killed_by_us:
         return Decision(Action.STOP, "killed", "ended at once, as asked", EXIT_FAILED)
     decision = _first_cause(end, savings)
+    if end.loss is not None and decision.exit_code != EXIT_BAD_INPUT:
+        decision = _from_loss(end.loss)
     if decision.action is not Action.STOP and restarts_left < 1:
         return replace(
             decision,
@@ -127,6 +137,16 @@ def decide(end: AttemptEnd, restarts_left: int, savings: Savings) -> Decision:
             remedy=decision.remedy or "Raise distributed.max_restarts, or resume by hand.",
         )
     return decision
+
+
+def _from_loss(loss: Loss) -> Decision:
+    """A device that is gone explains whatever else was seen of the attempt's end."""
+    what = "; ".join(loss.lost)
+    if loss.plan is None:
+        refused = loss.refused[:1].lower() + loss.refused[1:].rstrip(".")
+        message = f"{what}; the run cannot go on: {refused}"
+        return Decision(Action.STOP, DEVICE_LOST, message, EXIT_FAILED, loss.remedy)
+    return Decision(Action.RESTART_FEWER, DEVICE_LOST, what, EXIT_FAILED, loss=loss)
 
 
 def _first_cause(end: AttemptEnd, savings: Savings) -> Decision:

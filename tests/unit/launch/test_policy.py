@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from drumline.config import Mode
+from drumline.launch.loss import Loss
 from drumline.launch.policy import Action, AttemptEnd, RankEnd, Savings, decide
+from drumline.planning import Plan
 
 CLEAN = (RankEnd(0, 0), RankEnd(1, 0))
 EXITED = (RankEnd(0, 1, ended_by_us=True), RankEnd(1, 1))
@@ -24,12 +27,16 @@ def end(
     steps: int = 0,
     result: dict[str, Any] | None = None,
     killed_by_us: bool = False,
+    loss: Loss | None = None,
 ) -> AttemptEnd:
-    return AttemptEnd(result, list(ranks), list(failures), steps, killed_by_us)
+    return AttemptEnd(result, list(ranks), list(failures), steps, killed_by_us, loss)
 
 
 FINISH, RESTART, STOP = Action.FINISH, Action.RESTART, Action.STOP
 SMALLER, PATIENT = Action.RESTART_SMALLER, Action.RESTART_PATIENT
+FEWER = Action.RESTART_FEWER
+GONE = Loss(("GPU 1 is lost: off the bus",), plan=Plan(Mode.NONE, "none", (), 8, (8,), 8))
+ALL_GONE = Loss(("GPU 1 is lost: off the bus",), refused="No device is left.", remedy="Look.")
 OOM, TIMEOUT = failure("out_of_memory"), failure("timeout")
 LATE = failure("rank_failed", values={"missing": [0], "timed_out": True})
 LOST = failure("communication", rank=0)
@@ -72,6 +79,12 @@ STOPPED = {"status": "stopped", "message": "stopped at step 3", "exit_code": 75}
         ("non-finite", end(EXITED, (failure("non_finite"),), 9), STOP, "non_finite", 1),
         ("an exit without a word", end(EXITED), STOP, "exit", 1),
         ("an exit without a word later", end(EXITED, steps=3), RESTART, "exit", 1),
+        ("a device lost", end(KILLED, loss=GONE), FEWER, "device_lost", 1),
+        ("a device lost at once", end(EXITED, (BUG,), loss=GONE), FEWER, "device_lost", 1),
+        ("a device lost, a rank late", end(EXITED, (LATE,), loss=GONE), FEWER, "device_lost", 1),
+        ("the only device lost", end(EXITED, (BUG,), 5, loss=ALL_GONE), STOP, "device_lost", 1),
+        ("bad input, a device lost", end(EXITED, (BAD,), loss=GONE), STOP, "bad_data", 2),
+        ("done, a device lost", end(CLEAN, result=DONE, loss=GONE), FINISH, "done", 0),
         ("second Ctrl-C", end(KILLED, killed_by_us=True), STOP, "killed", 1),
         ("second Ctrl-C, failures", end(KILLED, (BUG,), 3, killed_by_us=True), STOP, "killed", 1),
         ("second Ctrl-C, yet done", end(CLEAN, result=DONE, killed_by_us=True), FINISH, "done", 0),
@@ -147,3 +160,13 @@ def test_an_abort_after_an_error_is_not_taken_for_an_accident() -> None:
     decision = decide(end(ranks, (BUG,), steps=0), 3, Savings(halving=True))
     assert decision.action is Action.STOP
     assert decision.cause == BUG["code"]
+
+
+def test_a_loss_is_told_with_what_keeps_the_run_from_going_on() -> None:
+    decision = decide(end(EXITED, (BUG,), loss=ALL_GONE), 3, Savings(halving=True))
+    assert decision.message == (
+        "GPU 1 is lost: off the bus; the run cannot go on: no device is left"
+    )
+    assert decision.remedy == "Look."
+    assert decide(end(KILLED, loss=GONE), 3, Savings(halving=True)).loss is GONE
+    assert decide(end(KILLED, loss=GONE), 0, Savings(halving=True)).action is STOP

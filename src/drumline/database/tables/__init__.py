@@ -3,6 +3,7 @@
 Times are milliseconds since 1970 in UTC, sizes bytes, unless a name says otherwise.
 """
 
+from drumline.database.tables.access import sessions, tokens
 from drumline.database.tables.base import metadata
 from drumline.database.tables.history import (
     gpu_metrics_1min,
@@ -37,6 +38,8 @@ __all__ = [
     "hosts",
     "metadata",
     "reservations",
+    "sessions",
+    "tokens",
     "training_events",
     "training_metrics",
     "trainings",

@@ -23,7 +23,7 @@ from drumline.tasks.clstm_ppo.config import CLSTMPPOConfig
 from drumline.tasks.clstm_ppo.environments.build import build_environments
 from drumline.tasks.clstm_ppo.exchange import gathered, own_part
 from drumline.tasks.clstm_ppo.experience import SUMS, Experience
-from drumline.tasks.clstm_ppo.graphs import record_on_gpu
+from drumline.tasks.clstm_ppo.graphs import gpu_recorder
 from drumline.tasks.clstm_ppo.minibatches import Sequences, minibatch_order
 from drumline.tasks.clstm_ppo.policy import Policy
 from drumline.tasks.clstm_ppo.progress import Counts
@@ -197,7 +197,7 @@ class Collector(Source):
                 self.config.rollout_steps,
                 self.config.granularity,
                 self.arithmetic.autocast,
-                record_on_gpu if graphed else None,
+                gpu_recorder() if graphed else None,
             )
             if loaded is None:
                 self.actor.reset(mixed(self.seed, ENVIRONMENT, numbers))

@@ -15,15 +15,21 @@ Recorder = Callable[[Callable[[], None]], Callable[[], object]]
 """Takes what is to be recorded, and gives what does it again."""
 
 
-def record_on_gpu(body: Callable[[], None]) -> Callable[[], object]:
-    """Record kernels without running them. `body` must have been run before, and must neither wait
-    for the device nor bring anything to it.
+def gpu_recorder() -> Recorder:
+    """Records kernels without running them. All that it records is to be done in the order it was
+    recorded in, and shares memory. A body must have been run before in some way, and must neither
+    wait for the device nor bring anything to it.
     """
-    graph = torch.cuda.CUDAGraph()
-    # Other threads (NCCL's watchdog) may go on using the device meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        body()
-    return graph.replay
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(body: Callable[[], None]) -> Callable[[], object]:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads (NCCL's watchdog) may go on using the device meanwhile.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            body()
+        return graph.replay
+
+    return record
 
 
 def recorded(

@@ -6,7 +6,8 @@ says how it is cut. *Loop*: one step after the other, the state zeroed where an 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -14,10 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from drumline.tasks.clstm_ppo.masked_loop import Layer, masked_loop
-from drumline.tasks.clstm_ppo.pieces import Bucket, Cuts, Pieces, places_in
+from drumline.tasks.clstm_ppo.masked_loop import Begun, Layer, masked_loop
+from drumline.tasks.clstm_ppo.pieces import Bucket, Cuts, Pieces, find_cuts, places_in
 
 Way = Literal["auto", "fused", "loop"]
+Loop = Callable[[Tensor, Layer, Begun], Tensor]
+"""Inputs [L, G or 1, n, D] through one layer of G LSTMs to outputs [L, G, n, H]."""
 
 
 class Recurrent(nn.Module):
@@ -66,14 +69,15 @@ class Recurrent(nn.Module):
             state: [n, layers, 2, H] before the first step; no gradient flows into it.
             cuts: `find_cuts(starts)`.
             way: "fused", "loop", or "auto", which is fused: with the cuts that `find_cuts` chooses
-                it was the faster one at every number of sequences and of cuts, on a CPU and on a
-                GPU (benchmarks/sequence_ways.py).
+                it was faster than a loop that is launched step by step at every number of sequences
+                and of cuts, on a CPU and on a GPU (benchmarks/sequence_ways.py).
 
         Returns:
             [L, n, H].
         """
         if way == "loop":
-            return loop_together([self], inputs, starts, [state], cuts)[0]
+            loops = [partial(masked_loop, cut=frozenset(cuts.steps))] * self.layers
+            return loop_together([self], inputs, starts, [state], loops)[0]
         if cuts.pieces is None:
             return self._stretches(inputs, starts, state, cuts)
         if cuts.buckets:
@@ -126,12 +130,37 @@ class Recurrent(nn.Module):
         return found[0], found[1], found[2], found[3]
 
 
+def through_each(
+    lstms: Sequence[Recurrent],
+    inputs: Tensor,
+    starts: Tensor,
+    states: Sequence[Tensor],
+    way: Way,
+) -> tuple[Tensor, ...]:
+    """Outputs of several LSTMs of one size that read the same: [L, n, H] each.
+
+    Args:
+        lstms: G of them.
+        inputs: [L, n, D].
+        starts: bool [L, n]: the state is zeroed before these steps.
+        states: Before the first step, [n, layers, 2, H] each.
+        way: "loop" goes through all together, "fused" and "auto" through one after the other.
+    """
+    cuts = find_cuts(starts)
+    if way == "loop":
+        loops = [partial(masked_loop, cut=frozenset(cuts.steps))] * lstms[0].layers
+        return loop_together(lstms, inputs, starts, states, loops)
+    return tuple(
+        lstm(inputs, starts, state, cuts, way) for lstm, state in zip(lstms, states, strict=True)
+    )
+
+
 def loop_together(
     lstms: Sequence[Recurrent],
     inputs: Tensor,
     starts: Tensor,
     states: Sequence[Tensor],
-    cuts: Cuts,
+    loops: Sequence[Loop],
 ) -> tuple[Tensor, ...]:
     """Outputs of several LSTMs of one size that read the same, in one loop over the steps.
 
@@ -140,18 +169,18 @@ def loop_together(
         inputs: [L, n, D].
         starts: bool [L, n]: the state is zeroed before these steps.
         states: Before the first step, [n, layers, 2, H] each.
-        cuts: `find_cuts(starts)`.
+        loops: What goes through each layer: `masked_loop`, or a `RecordedLoop` each.
 
     Returns:
         [L, n, H] each.
     """
-    read, cut = inputs.unsqueeze(1), frozenset(cuts.steps)
-    for number in range(lstms[0].layers):
+    read = inputs.unsqueeze(1)
+    for number, loop in zip(range(lstms[0].layers), loops, strict=True):
         weights = zip(*(lstm.weights(number) for lstm in lstms), strict=True)
         weight, recurrent, bias, recurrent_bias = (torch.stack(each) for each in weights)
         layer = Layer(weight, recurrent, bias + recurrent_bias)
         hidden, cell = torch.stack([state[:, number] for state in states]).unbind(dim=2)
-        read = masked_loop(read, layer, hidden, cell, ~starts, cut)
+        read = loop(read, layer, Begun(hidden, cell, ~starts))
     return read.unbind(dim=1)
 
 

