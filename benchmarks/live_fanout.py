@@ -3,8 +3,8 @@
 A real uvicorn server publishes the readings of eight devices and their aggregate at 1 Hz; a second
 process holds 1,000 WebSocket connections that follow all nine channels. Every reading carries the
 monotonic time at which it was published, which both processes share; a delivery is the time until a
-client has the message's text in hand. Prints p50, p95 and the largest, and messages a second; with
---csv a line is appended to a file.
+client has the text in hand. Prints p50, p95 and the largest, messages a second, and how much of one
+core the server took; with --csv a line is appended to a file.
 
     python benchmarks/live_fanout.py --clients 1000 --seconds 30
 """
@@ -22,11 +22,14 @@ import platform
 import re
 import resource
 import statistics
+import subprocess
 import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 STAMP = re.compile(r'"published_ns":(\d+)')
 CHANNELS = ["gpus/aggregate", *(f"gpu/GPU-{index}" for index in range(8))]
@@ -105,6 +108,7 @@ class Tally:
         self.counting = False
         self.times_ms: list[float] = []
         self.frames = 0
+        self.server_core_percent = 0.0
 
 
 async def follow(url: str, tally: Tally, ready: asyncio.Semaphore) -> None:
@@ -124,15 +128,17 @@ async def follow(url: str, tally: Tally, ready: asyncio.Semaphore) -> None:
                 )
 
 
-async def measure(url: str, clients: int, seconds: float) -> Tally:
+async def measure(url: str, clients: int, seconds: float, server: psutil.Process) -> Tally:
     tally, ready = Tally(), asyncio.Semaphore(0)
     following = [asyncio.ensure_future(follow(url, tally, ready)) for _ in range(clients)]
     for _ in range(clients):
         await ready.acquire()
     await asyncio.sleep(2)
+    before = sum(server.cpu_times()[:2])
     tally.counting = True
     await asyncio.sleep(seconds)
     tally.counting = False
+    tally.server_core_percent = 100 * (sum(server.cpu_times()[:2]) - before) / seconds
     for one in following:
         one.cancel()
     await asyncio.gather(*following, return_exceptions=True)
@@ -157,7 +163,9 @@ def main() -> None:
     try:
         url = f"ws://127.0.0.1:{ours.recv()}/api/v1/live"
         load = os.getloadavg()[0]
-        tally = asyncio.run(measure(url, arguments.clients, arguments.seconds))
+        tally = asyncio.run(
+            measure(url, arguments.clients, arguments.seconds, psutil.Process(server.pid))
+        )
     finally:
         server.terminate()
         server.join()
@@ -168,6 +176,7 @@ def report(arguments: argparse.Namespace, tally: Tally, load: float) -> None:
     cuts = statistics.quantiles(tally.times_ms, n=100)
     row = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
         "python": platform.python_version(),
         "uvicorn": version("uvicorn"),
@@ -181,11 +190,12 @@ def report(arguments: argparse.Namespace, tally: Tally, load: float) -> None:
         "p50_ms": round(cuts[49], 1),
         "p95_ms": round(cuts[94], 1),
         "max_ms": round(max(tally.times_ms), 1),
+        "server_core_percent": round(tally.server_core_percent, 1),
         "load_before": round(load, 2),
         "remark": arguments.remark,
     }
     for name, value in row.items():
-        print(f"{name:>15}  {value}")
+        print(f"{name:>19}  {value}")
     if arguments.csv:
         new = not arguments.csv.exists()
         with arguments.csv.open("a", newline="") as file:
@@ -193,6 +203,11 @@ def report(arguments: argparse.Namespace, tally: Tally, load: float) -> None:
             if new:
                 writer.writeheader()
             writer.writerow(row)
+
+
+def commit() -> str:
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def clean(words: list[str]) -> list[str]:

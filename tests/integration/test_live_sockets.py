@@ -233,3 +233,14 @@ def test_a_connection_ends_after_a_while_and_goes_on_without_a_gap() -> None:
         again = Tab(server.url, tab.viewer)
         again.subscribe("queue", since={"queue": 1}, epoch=again.viewer.epoch)
         assert again.read_until(lambda viewer: viewer.seq["queue"] == 2) == [("queue", 2, {"n": 2})]
+
+
+def test_fifty_tabs_are_told_to_come_back_at_fifty_moments() -> None:
+    with serving() as server:
+        tabs = [Tab(server.url) for _ in range(50)]
+    reasons = [closing(tab).rcvd for tab in tabs]
+    delays = sorted(json.loads(reason.reason)["retry_after_ms"] for reason in reasons if reason)
+    assert len(delays) == 50
+    assert delays[-1] - delays[0] > 2_000  # of 4,500; smaller has a chance of 1 in 10^15
+    assert len(set(delays)) > 40
+    assert len({tab.hello["retry_after_ms"] for tab in tabs}) > 40

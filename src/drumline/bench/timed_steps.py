@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from drumline.bench.step_timing import time_session
+from drumline.bench.workload_trace import unit_bytes
 from drumline.config import ClusterEnvironment, DistributedConfig, Mode, RunConfig, parse_config
 from drumline.config.section import import_object
 from drumline.distributed import World, open_world
@@ -134,6 +135,7 @@ def _exchange(session: Session, order: list[int]) -> Exchange:
         tuple(sizes[place] for place in order),
         (torch.int32.itemsize, *sums),
         int(session.config.distributed.bucket_cap_mb * 2**20),
+        unit_bytes(session.model, session.task),
     )
 
 

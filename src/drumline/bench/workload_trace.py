@@ -17,6 +17,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ from drumline.config import ClusterEnvironment, RunConfig, parse_config
 from drumline.config.section import import_object
 from drumline.distributed import World
 from drumline.distributed.control import LocalControl
+from drumline.distributed.strategies.units import find_units
 from drumline.errors import BadInput, LaunchError
 from drumline.events import EventLog
 from drumline.planning.workload import Exchange, Workload
@@ -123,6 +125,7 @@ def trace(config: RunConfig) -> Workload:
 
 def _trace(config: RunConfig, *, fake: bool) -> Workload:
     task, model, source = _build(config)
+    units = unit_bytes(model, task)
     groups = task.granularity
     least = -(-TRACED_SAMPLES // groups) * groups
     sizes = (least, 2 * least)
@@ -151,7 +154,7 @@ def _trace(config: RunConfig, *, fake: bool) -> Workload:
         sample_bytes=sum(leaf.numel() * leaf.element_size() for leaf in leaves) / many,
         parameters=sum(p.numel() for p in parameters),
         steps=run_length(config, source),
-        exchange=_exchange(config, parameters, losses),
+        exchange=_exchange(config, parameters, losses, units),
         method="traced under fake tensors" if fake else "traced with real tensors, few samples",
     )
 
@@ -214,13 +217,27 @@ def _update(config: RunConfig, model: nn.Module) -> Counts:
     return Counts(0.0, traffic.traffic, traffic.kernels)
 
 
-def _exchange(config: RunConfig, parameters: list[nn.Parameter], losses: Losses) -> Exchange:
+def unit_bytes(model: nn.Module, task: Task) -> tuple[int, ...]:
+    """Bytes of the trained weights of each unit that a sharded mode gathers; last all others."""
+    units = find_units(model, task.shard_units(model))
+    inside = [_trained(unit.parameters()) for unit in units]
+    return (*inside, _trained(model.parameters()) - sum(inside))
+
+
+def _trained(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
+
+
+def _exchange(
+    config: RunConfig, parameters: list[nn.Parameter], losses: Losses, units: tuple[int, ...]
+) -> Exchange:
     """Gradients in the order in which a backward usually finishes them: the last layer first."""
     sums = [value.numel() * value.element_size() for value in losses.step_sums.values()]
     return Exchange(
         tuple(p.numel() * p.element_size() for p in reversed(parameters)),
         (torch.int32.itemsize, *sums),
         int(config.distributed.bucket_cap_mb * 2**20),
+        units,
     )
 
 

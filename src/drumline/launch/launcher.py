@@ -322,7 +322,9 @@ class _Tail:
 
 
 def _next_attempt(run: RunDirectory) -> int:
-    return max((int(event["attempt"]) + 1 for event in run.events()), default=0)
+    """One more than the last that began; what was told before any did is of none."""
+    begun = (e for e in run.events() if e["rank"] >= 0 or e["kind"] == "attempt_started")
+    return max((int(event["attempt"]) + 1 for event in begun), default=0)
 
 
 def _last_lines(run: RunDirectory, rank: int) -> list[str]:

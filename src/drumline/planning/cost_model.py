@@ -35,8 +35,6 @@ the model aims at.
 ROUNDING = 1e-9
 """Below this part of a step a difference is that of floating-point sums."""
 
-NOT_PREDICTED = ("sharded", "hybrid")
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -70,26 +68,20 @@ def predict(speed: Speed, mode: str, shares: Sequence[int], micro_batch: int) ->
     size = len(shares)
     work = speed.work(mode, max(shares), micro_batch, size)
     if size == 1:
-        parts = (*work.parts, *_reading(work, 0.0))
+        parts = (*work.parts, *reading(work, 0.0))
         return Candidate(mode, 1, tuple(shares), _sum(parts), parts)
     link, note = speed.links(size)
     if mode == "dataparallel":
         weights = _scatter_gather(speed.exchange, link, size)
-        parts = (*work.parts, weights, *_reading(work, weights.seconds))
+        parts = (*work.parts, weights, *reading(work, weights.seconds))
         return Candidate(
             mode, size, tuple(shares), _sum(parts), parts, False, "offered, never chosen by auto"
         )
     sent = _gradients(speed, link, size, work.remaining_s)
-    waited = _blocking(speed.exchange, link, size)
-    step = (*work.parts, sent, waited, *_reading(work, sent.seconds + waited.seconds))
-    parts = (*step, *_control(speed, size, _sum(step)))
+    waited = waited_for(speed.exchange, link, size)
+    step = (*work.parts, sent, waited, *reading(work, sent.seconds + waited.seconds))
+    parts = (*step, *control(speed, size, _sum(step)))
     return Candidate(mode, size, tuple(shares), _sum(parts), parts, note=note)
-
-
-def not_predicted(devices: int) -> list[Candidate]:
-    """Modes whose step time nothing here predicts, so that a plan only names them."""
-    note = "step time not predicted yet; name the mode to use it"
-    return [Candidate(mode, devices, selectable=False, note=note) for mode in NOT_PREDICTED]
 
 
 def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
@@ -154,7 +146,8 @@ def _gradients(
     return Part("gradients", exposed, line)
 
 
-def _blocking(exchange: Exchange, link: AllReduce | None, size: int) -> Part:
+def waited_for(exchange: Exchange, link: AllReduce | None, size: int) -> Part:
+    """The small sums that a step waits for."""
     if link is None:
         return Part("sums", 0.0, "no link known")
     seconds = all_reduce_s(link, size, exchange.blocking_bytes)
@@ -165,7 +158,7 @@ def _blocking(exchange: Exchange, link: AllReduce | None, size: int) -> Part:
     return Part("sums", seconds, line)
 
 
-def _reading(work: Work, exchanged_s: float) -> tuple[Part, ...]:
+def reading(work: Work, exchanged_s: float) -> tuple[Part, ...]:
     """What reading samples adds to a step that also exchanges for `exchanged_s`."""
     if work.pipeline is None:
         return ()
@@ -181,15 +174,16 @@ def _reading(work: Work, exchanged_s: float) -> tuple[Part, ...]:
     return (Part("data", added, line),)
 
 
-def _control(speed: Speed, size: int, step_s: float) -> tuple[Part, ...]:
-    control = speed.control(size)
-    if control is None:
+def control(speed: Speed, size: int, step_s: float) -> tuple[Part, ...]:
+    """What the votes and metrics of a step of `step_s` cost, where that is known."""
+    times = speed.control(size)
+    if times is None:
         return ()
-    vote = max(0.0, control.vote_s - step_s)
-    gathered = control.gather_s / max(1, control.every_steps)
+    vote = max(0.0, times.vote_s - step_s)
+    gathered = times.gather_s / max(1, times.every_steps)
     line = (
-        f"vote {span(control.vote_s)} beside a step of {span(step_s)} costs {span(vote)}; metrics "
-        f"{span(control.gather_s)} every {control.every_steps} steps cost {span(gathered)}"
+        f"vote {span(times.vote_s)} beside a step of {span(step_s)} costs {span(vote)}; metrics "
+        f"{span(times.gather_s)} every {times.every_steps} steps cost {span(gathered)}"
     )
     return (Part("control", vote + gathered, line),)
 

@@ -8,13 +8,15 @@ from typing import Any
 
 from drumline.config import Mode, RunConfig
 from drumline.errors import BadInput
-from drumline.planning.cost_model import Candidate, predict
-from drumline.planning.plan import micro_batch_of, spread
+from drumline.planning.cost_model import Candidate
+from drumline.planning.plan import predict_mode, spread
 from drumline.planning.prices import PriceList
 from drumline.planning.quantities import span
 from drumline.planning.speed import Speed
 
 SCHEMA_VERSION = 1
+CUT = (Mode.SHARDED, Mode.HYBRID)
+"""Modes that are estimated as the config names them; for all others replicas are."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Estimate:
 
     Attributes:
         devices: How many.
-        mode: "none" on one, else "distributed".
+        mode: "none" on one, else "distributed", or the config's "sharded" or "hybrid".
         shares: Samples of each.
         step_s: Time of a step.
         samples_per_s: Throughput of all devices.
@@ -119,9 +121,15 @@ def check_counts(config: RunConfig, counts: Sequence[int]) -> None:
 
 
 def _predicted(config: RunConfig, count: int, speed: Speed) -> Candidate:
-    shares = spread(_without_shares(config, count), count)
-    mode = Mode.NONE if count == 1 else Mode.DISTRIBUTED
-    return predict(speed, mode.value, shares, micro_batch_of(config, shares))
+    asked = config.distributed.mode
+    mode = Mode.NONE if count == 1 else asked if asked in CUT else Mode.DISTRIBUTED
+    found = predict_mode(_without_shares(config, count), mode, count, speed)
+    if found.step_s is None:
+        raise BadInput(
+            "The step time of a mesh with a tensor or pipeline axis is not predicted.",
+            remedy="Ask about distributed.mode=distributed or sharded.",
+        )
+    return found
 
 
 def _without_shares(config: RunConfig, count: int) -> RunConfig:

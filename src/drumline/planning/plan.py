@@ -10,7 +10,8 @@ from drumline.config import Mode, RunConfig
 from drumline.errors import BadInput
 from drumline.hardware import Machine
 from drumline.planning.availability import gib
-from drumline.planning.cost_model import Candidate, choose, not_predicted, predict
+from drumline.planning.cost_model import Candidate, choose, predict
+from drumline.planning.cut_cost import cutting_of, predict_cut
 from drumline.planning.devices import PlannedDevice, choose_devices
 from drumline.planning.memory_fit import (
     KindMemory,
@@ -155,7 +156,39 @@ def compare(config: RunConfig, size: int, speed: Speed) -> tuple[Candidate, ...]
     if size > 1:
         shares = found[-1].shares
         found.append(predict(speed, "dataparallel", shares, micro_batch_of(config, shares)))
-    return (*found, *not_predicted(size))
+    return (*found, *_cut_candidates(config, size, speed))
+
+
+def predict_mode(config: RunConfig, mode: Mode, size: int, speed: Speed) -> Candidate:
+    """The step time of a mode with equal shares, or the config's own.
+
+    Raises:
+        BadInput: If the shares or the mesh do not fit so many ranks.
+    """
+    shares = spread(config, size)
+    micro_batch = micro_batch_of(config, shares)
+    if mode not in (Mode.SHARDED, Mode.HYBRID):
+        return predict(speed, mode.value, shares, micro_batch)
+    cutting = cutting_of(config, mode, size)
+    if cutting is None:
+        note = "step time not predicted with a tensor or pipeline axis"
+        return Candidate(mode.value, size, selectable=False, note=note)
+    return predict_cut(speed, mode, shares, micro_batch, cutting)
+
+
+def _cut_candidates(config: RunConfig, size: int, speed: Speed) -> list[Candidate]:
+    """Mode sharded, and the config's own mesh; `auto` takes neither for its speed."""
+    asked, note = config.distributed.mode, "taken by auto where a replica fits no device"
+    found = []
+    for mode in (Mode.SHARDED, Mode.HYBRID):
+        if mode is Mode.HYBRID and asked is not mode:
+            mesh = "name a mesh to use it"
+            found.append(Candidate(mode.value, size, selectable=False, note=mesh))
+        elif size > 1 or asked is mode:
+            made = predict_mode(config, mode, size, speed)
+            said = made.note if asked is mode else "; ".join(filter(None, (note, made.note)))
+            found.append(replace(made, selectable=False, note=said))
+    return found
 
 
 def _why_sharded(needed: Needed, size: int) -> str:

@@ -92,8 +92,12 @@ class Speed(Protocol):
         and no choice is made by it.
         """
 
-    def work(self, mode: str, share: int, micro_batch: int, devices: int) -> Work:
-        """One device's work in a step with `share` samples while `devices` work."""
+    def work(
+        self, mode: str, share: int, micro_batch: int, devices: int, held: float = 1.0
+    ) -> Work:
+        """One device's work in a step with `share` samples while `devices` work, if it holds this
+        part of what the optimizer updates.
+        """
 
     def links(self, world_size: int) -> tuple[AllReduce | None, str]:
         """All-reduce figures for a number of ranks, and a note."""
@@ -146,9 +150,13 @@ class CalibratedSpeed:
         known = self.profile.all_reduce or not self.calibration.distributed
         return () if known else ("the links",)
 
-    def work(self, mode: str, share: int, micro_batch: int, devices: int) -> Work:
-        """As timed, or between the timed shares on a line; slower beside other devices."""
-        del micro_batch  # timed with it
+    def work(
+        self, mode: str, share: int, micro_batch: int, devices: int, held: float = 1.0
+    ) -> Work:
+        """As timed, or between the timed shares on a line; slower beside other devices. The
+        optimizer's part was timed whole, and nothing is taken off it.
+        """
+        del micro_batch, held  # timed with it
         points = self.calibration.points(mode)
         alone = pipeline_at(points, share)
         company = self.calibration.beside.get(devices)
@@ -224,11 +232,13 @@ class ProfiledSpeed:
         """What the profile and the trace leave out."""
         return (*self.profile.gaps(self.precision), *self.untraced)
 
-    def work(self, mode: str, share: int, micro_batch: int, devices: int) -> Work:
+    def work(
+        self, mode: str, share: int, micro_batch: int, devices: int, held: float = 1.0
+    ) -> Work:
         """The roofline, by micro-batches."""
         del mode, devices
         passes = len(cut_micro_batches(share, max(1, micro_batch), self.granularity))
-        limits = [self._matmul(share), self._memory(share, passes), self._launches(passes)]
+        limits = [self._matmul(share), self._memory(share, passes, held), self._launches(passes)]
         slowest = max(limits, key=lambda part: part.seconds)
         parts = [
             part
@@ -265,14 +275,13 @@ class ProfiledSpeed:
         line += f"; / {flop_rate(rate.value)} [{_kind(rate)}] = {span(seconds)}"
         return Part("matmul", seconds, line)
 
-    def _memory(self, share: int, passes: int) -> Part:
+    def _memory(self, share: int, passes: int, held: float) -> Part:
         load = self.workload
-        total = (
-            share * load.traffic_per_sample + passes * load.traffic_per_pass + load.traffic_per_step
-        )
+        once = held * load.traffic_per_step
+        total = share * load.traffic_per_sample + passes * load.traffic_per_pass + once
         line = (
             f"{share:,} samples × {data(load.traffic_per_sample)} + {passes} micro-batches × "
-            f"{data(load.traffic_per_pass)} + {data(load.traffic_per_step)} = {data(total)}"
+            f"{data(load.traffic_per_pass)} + {data(once)} = {data(total)}"
         )
         rate = self.profile.memory_bytes_per_s
         if rate is None or not rate.value:

@@ -24,11 +24,19 @@ class Exchange:
         blocking_bytes: Size of each small sum that a step waits for: whether the gradient is
             finite, and what the task must know globally.
         bucket_bytes: Bound on DDP's buckets.
+        unit_bytes: Size of the trained weights of each unit that a sharded mode gathers, in the
+            order of the forward; last what is in no unit.
     """
 
     gradient_bytes: tuple[int, ...] = ()
     blocking_bytes: tuple[int, ...] = ()
     bucket_bytes: int = 25 * 2**20
+    unit_bytes: tuple[int, ...] = ()
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """`unit_bytes`; one unit of all where they are not known."""
+        return self.unit_bytes or (self.total_bytes,)
 
     @property
     def total_bytes(self) -> int:
@@ -90,5 +98,8 @@ class Workload:
 def exchange_from_dict(values: Mapping[str, Any]) -> Exchange:
     """The plain data of an exchange, after a way through JSON."""
     return Exchange(
-        tuple(values["gradient_bytes"]), tuple(values["blocking_bytes"]), values["bucket_bytes"]
+        tuple(values["gradient_bytes"]),
+        tuple(values["blocking_bytes"]),
+        values["bucket_bytes"],
+        tuple(values.get("unit_bytes", ())),
     )

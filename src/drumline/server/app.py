@@ -15,7 +15,7 @@ from drumline.server.access.envelope import Envelope
 from drumline.server.access.gate import Gate
 from drumline.server.openapi import describe
 from drumline.server.problems import EVERYWHERE, Unforeseen, add_handlers
-from drumline.server.routes import ALL
+from drumline.server.routes import ALL, metrics
 from drumline.server.services import Services
 
 API = "/api/v1"
@@ -57,6 +57,7 @@ def create_app(
     app.state.services = given
     for router in ALL:
         app.include_router(router, prefix=API)
+    app.include_router(metrics.router)
     add_handlers(app)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     app.add_middleware(Gate, settings=settings, tokens=given.tokens)  # the last added is outermost

@@ -18,6 +18,7 @@ from drumline.hardware import Machine
 from drumline.jobs import wakeups
 from drumline.jobs.serving import Running, beside
 from drumline.server.app import Lifespan
+from drumline.server.running import news_and_alerts
 from drumline.server.services import Services
 from drumline.server.views.system import Check
 
@@ -37,7 +38,8 @@ def lifespan_of(services: Services) -> Lifespan:
         with ExitStack() as stack:
             await run_sync(stack.enter_context, everything(services))
             try:
-                yield
+                async with news_and_alerts(services):
+                    yield
             finally:
                 await run_sync(stack.close)
 
@@ -76,6 +78,11 @@ def _with_agent(services: Services, running: Running) -> None:
         reason = skipped if sample.answered else told
         return [Check(name="sampling", ok=sample.answered, reason=reason)]
 
+    def late() -> int | None:
+        sample = monitor.latest
+        return None if sample is None else sample.skipped
+
     services.machine = machine
+    services.late_ticks = late
     services.running = checks
     services.wake = running.wake

@@ -20,8 +20,11 @@ from drumline.monitoring.inventory import Inventory
 from drumline.server.access.identity import Identity
 from drumline.server.access.rate import RateLimit
 from drumline.server.access.tokens import Tokens
+from drumline.server.live.feed import Feed
 from drumline.server.planner import Planner
+from drumline.server.prometheus import Exposition, Health
 from drumline.server.views.system import Check
+from drumline.server.watch import Watch
 
 
 def _nothing() -> None:
@@ -39,6 +42,8 @@ class Services:
         machine: This host as it was just now, by its host id; None where it is not sampled here.
         wake: Has agents look at the queue soon.
         running: How what runs in this process is doing.
+        late_ticks: Samples skipped so far; None where this host is not sampled here.
+        watch: What looks for alerts; None where nothing does.
     """
 
     settings: ServiceSettings
@@ -47,6 +52,8 @@ class Services:
     machine: Callable[[], tuple[str, Machine] | None] = _nothing
     wake: Callable[[], object] = _nothing
     running: Callable[[], list[Check]] = list
+    late_ticks: Callable[[], int | None] = _nothing
+    watch: Watch | None = None
 
     def __post_init__(self) -> None:
         self.trainings = Trainings(self.database)
@@ -56,6 +63,18 @@ class Services:
         self.tokens = Tokens(self.database)
         self.planner = Planner(self.settings)
         self.logins = RateLimit(most=10, most_of_all=100, period_s=60)
+        self.feed = Feed()
+        self.exposition = Exposition(self.database, self.health)
+
+    def health(self) -> Health:
+        """How the parts of this process are doing."""
+        return Health(
+            live_clients=self.feed.clients,
+            live_channels=len(self.feed.hub.known("")),
+            sampler_late_ticks=self.late_ticks(),
+            alerts_open=self.watch.open if self.watch else None,
+            alerts_failed=self.watch.failed if self.watch else None,
+        )
 
 
 def services_of(connection: HTTPConnection) -> Services:

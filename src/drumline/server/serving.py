@@ -23,12 +23,13 @@ from drumline.server.access.addresses import needs_token
 from drumline.server.access.tokens import Tokens
 from drumline.server.app import create_app
 from drumline.server.lifecycle import lifespan_of
+from drumline.server.live.feed import UVICORN_OPTIONS, Feed
+from drumline.server.live.serving import LiveServer
 from drumline.server.services import Services
 
 logger = logging.getLogger(__name__)
 
 STOP_WITHIN_S = 10
-MOST_MESSAGE_BYTES = 131_072
 
 
 def ready_database(settings: ServiceSettings) -> Database:
@@ -65,11 +66,10 @@ def serve(settings: ServiceSettings, ready: Callable[[str], object]) -> None:
                 log_config=None,
                 server_header=False,
                 timeout_graceful_shutdown=STOP_WITHIN_S,
-                ws_per_message_deflate=False,
-                ws_max_size=MOST_MESSAGE_BYTES,
+                **UVICORN_OPTIONS,
             )
             _quiet_signals()
-            _Server(config, lambda: ready(url_of(listener))).run(sockets=[listener])
+            _Server(config, services.feed, lambda: ready(url_of(listener))).run(sockets=[listener])
     finally:
         database.close()
 
@@ -145,11 +145,11 @@ def _quiet_signals() -> None:
         signal.signal(number, nothing)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's, telling when it is ready."""
+class _Server(LiveServer):
+    """Tells when it is ready."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], object]) -> None:
-        super().__init__(config)
+    def __init__(self, config: uvicorn.Config, feed: Feed, ready: Callable[[], object]) -> None:
+        super().__init__(config, feed)
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

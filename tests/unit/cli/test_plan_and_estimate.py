@@ -79,7 +79,7 @@ def test_a_laptop_plans_for_eight_cards_and_writes_nothing(
     assert "global batch 64 / 8 devices = 8 samples each" in shown
     # 6 products of 2 x 16 x 64 = 12.3 kFLOP a sample.
     assert "8 samples × 12.3 kFLOP = 98.3 kFLOP" in shown
-    assert "sharded 8 – step time not predicted yet" in shown
+    assert "taken by auto where a replica fits no device" in shown
 
 
 def test_the_plan_for_programs(config: str, capsys: pytest.CaptureFixture[str]) -> None:

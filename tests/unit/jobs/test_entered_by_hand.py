@@ -1,4 +1,4 @@
-"""A run started by hand is in the service's list while it runs, its devices leased there."""
+"""A run started by hand is in the service's list while it runs, and its devices are leased."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from drumline.planning.cost_model import (
     all_reduce_s,
     choose,
     exposed_s,
-    not_predicted,
     predict,
 )
 from drumline.planning.shares import cut_shares
@@ -94,11 +93,9 @@ def test_dataparallel_sends_all_over_one_link_and_is_never_chosen() -> None:
     assert winner.mode == "none"
 
 
-def test_modes_that_are_not_predicted_are_named_and_never_chosen() -> None:
-    named = not_predicted(4)
-    assert [candidate.mode for candidate in named] == ["sharded", "hybrid"]
+def test_what_cannot_be_chosen_never_is() -> None:
     with pytest.raises(ValueError, match="no candidate"):
-        choose(named)
+        choose([Candidate("sharded", 4, (1,) * 4, 1.0, selectable=False), Candidate("hybrid", 4)])
 
 
 @pytest.mark.parametrize(("other", "winner"), [(0.94, 2), (0.96, 1), (1.5, 1)])

@@ -24,11 +24,17 @@ class BusSource:
     def __init__(self, hub: Hub, bus: Bus) -> None:
         self._hub = hub
         self._bus = bus
-        self.passes_aggregate = True
-        """Whether the aggregate of this host is that of the service; not so with other hosts."""
+        self._passes_aggregate = True
         self.devices: set[str] = set()
         """The devices of this host, by UUID."""
         self._heard_s: dict[str, float] = {}
+
+    def pass_aggregate(self, passes: bool) -> None:
+        """Say whether the aggregate of this host is that of the service; not so with others."""
+        latest = self._bus.latest(AGGREGATE)
+        if passes and not self._passes_aggregate and latest is not None:
+            self._publish_aggregate(latest)
+        self._passes_aggregate = passes
 
     def start(self) -> None:
         """Begin; called in the event loop."""
@@ -61,8 +67,11 @@ class BusSource:
             self._heard_s[channel] = self._loop.time()
         if channel != AGGREGATE:
             self._hub.publish(channel, message)
-        elif self.passes_aggregate:
-            self._hub.publish(channel, {"gpus": sorted(self.devices), **message})
+        elif self._passes_aggregate:
+            self._publish_aggregate(message)
+
+    def _publish_aggregate(self, message: dict[str, Any]) -> None:
+        self._hub.publish(AGGREGATE, {"gpus": sorted(self.devices), **message})
 
     def _look_for_silent(self) -> None:
         limit = self._loop.time() - SILENT_S

@@ -84,7 +84,7 @@ class DatabaseSource:
             return
         self._is_down = False
         if self._local is not None and AGGREGATE in names:
-            self._local.passes_aggregate = AGGREGATE not in states
+            self._local.pass_aggregate(AGGREGATE not in states)
         for name, state in states.items():
             self._hub.publish(name, state)
 

@@ -1,6 +1,6 @@
 """Thin: each route reads a request, asks a service, and shapes the answer."""
 
-from drumline.server.routes import gpus, queue, reports, session, system, tasks, trainings
+from drumline.server.routes import gpus, live, queue, reports, session, system, tasks, trainings
 
 ALL = (
     session.router,
@@ -10,5 +10,6 @@ ALL = (
     reports.router,
     queue.router,
     tasks.router,
+    live.router,
 )
 """All routers, in the order of the description."""

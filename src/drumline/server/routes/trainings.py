@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 
 from drumline.jobs.listing import MOST_PER_PAGE, Filter
+from drumline.jobs.newest import newest_metrics
 from drumline.jobs.states import State
 from drumline.jobs.training import Training as TrainingRow
 from drumline.server.asking import config_of, gpus_of, request_of
@@ -98,11 +99,13 @@ def get_training(training_id: str, given: Given) -> TrainingDetail:
     """One training with all that is known of it, and if it waits, why."""
     one = given.trainings.get(training_id)
     waits = look(given).waits.get(one.id) if one.state is State.QUEUED else None
+    with given.database.reading() as connection:
+        newest = newest_metrics(connection, [one.id]).get(one.id, {})
     return detail(
         one,
         _held(given).get(one.id, ()),
         given.trainings.attempts(one.id),
-        given.trainings.reports.latest(one.id),
+        newest,
         waits,
     )
 

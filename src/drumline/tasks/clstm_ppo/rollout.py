@@ -108,6 +108,7 @@ class Actor:
         self._put("noise", self._noise(policy.actions.draws))
         self._at.zero_()
         self._cut_off.begin()
+        self.environments.foresee(self.steps)
         one = self._again or self._step
         for step in range(self.steps):
             if step % self.every == 0:

@@ -21,7 +21,7 @@ from drumline.monitoring.current import read_current
 from drumline.monitoring.history import History
 from drumline.monitoring.inventory import Inventory
 from drumline.monitoring.readings import Job, readings_of
-from drumline.server.live.bus_source import BusSource
+from drumline.server.live.bus_source import GATHER_S, BusSource
 from drumline.server.live.database_source import KEEP_S, DatabaseSource
 from drumline.server.live.hub import Client, Hub
 from live_viewer import Viewer
@@ -185,12 +185,15 @@ def test_the_bus_reaches_the_hub_in_one_frame_and_the_database_is_not_asked(
         frames = [watching.client.take() or ""]
         database = DatabaseSource(watching.hub, service.database, source, clock=service.clock)
         await database.look()
-        assert source.passes_aggregate
         assert watching.client.take() is None
         Inventory(service.database).record(FAR, NOW, "far")
         await database.look()
-        assert not source.passes_aggregate
         frames.append(watching.client.take() or "")
+        bus.publish("gpus/aggregate", {"devices": 99})
+        await asyncio.sleep(3 * GATHER_S)
+        assert watching.client.take() is None
+        source.pass_aggregate(True)
+        assert '"devices":99' in (watching.client.take() or "")
         source.stop()
         return frames
 

@@ -9,6 +9,7 @@ import torch
 from collectors import collector_of, config_of
 
 from drumline.tasks.clstm_ppo.environments.build import build_environments
+from drumline.tasks.clstm_ppo.environments.tensor_environments import TensorEnvironments
 from drumline.tasks.clstm_ppo.graphs import Recorder, gpu_recorder, recorded
 from drumline.tasks.clstm_ppo.rollout import Actor, Rollout
 from drumline.training.noise import uniform
@@ -137,6 +138,19 @@ def test_recorded_steps_are_the_same_steps(
             resumed.load_state_dict(saved, graphed.steps_done)
     _equal(resumed.collect(), wanted)
     assert wanted.truncated.any()
+
+
+@pytest.mark.parametrize("environment", ["cartpole_memory", "pendulum_memory"])
+def test_episodes_drawn_ahead_are_the_same_episodes(environment: str) -> None:
+    """Over three rollouts in which environments begin several episodes at different steps."""
+    where = {"name": environment, "episode_limit": 5}
+    plain, ahead = (actor_of(12, 6, environment=where) for _ in range(2))
+    environments = ahead.environments
+    assert isinstance(environments, TensorEnvironments)
+    environments.foresees = True
+    for _ in range(3):
+        _equal(ahead.collect(), plain.collect())
+    assert int(environments.episodes.min()) >= 7
 
 
 def test_what_lies_in_what_is_overwritten_is_copied_first() -> None:

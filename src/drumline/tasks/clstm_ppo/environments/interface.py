@@ -74,6 +74,11 @@ class Environments(ABC):
     def step(self, actions: Tensor) -> Transition:
         """Act once in every environment. Returned tensors are not changed by later steps."""
 
+    def foresee(self, steps: int) -> None:
+        """So many steps follow, and no more before this is called again: what can be made ready for
+        all of them at once may be made here.
+        """
+
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
         """All that is needed to go on, environments in dim 0 of every tensor.
