@@ -164,3 +164,42 @@ def test_simulated_devices_are_labelled_in_the_run(tmp_path: Path) -> None:
     (event,) = run.events()
     assert (event["code"], event["devices"]) == ("simulated_devices", ["SIM-a", "SIM-b"])
     assert prepare(tmp_path / "real", {"name": "x"}, ["GPU-a"]).events() == []
+
+
+def test_a_long_log_comes_in_batches_and_after_a_failure_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from drumline.database import DatabaseError
+    from drumline.jobs import copying
+
+    monkeypatch.setattr(copying, "MOST_BYTES", 400)
+    events = [{"kind": "step", "step": step, "steps": 30, "loss": 1.0} for step in range(1, 31)]
+    reader = log(tmp_path / "events.jsonl", {"kind": "run_started", "world_size": 2}, *events)
+    written: list[int] = []
+    told: list[dict[str, Any]] = []
+
+    class Service:
+        """Reports and outcomes; every other write does not reach the database."""
+
+        calls = 0
+
+        def write(self, token: str, batch: copying.Batch) -> None:
+            self.calls += 1
+            if self.calls % 2:
+                raise DatabaseError("away")
+            written.extend(value.step for value in batch.values)
+
+        def running(self, token: str, **values: Any) -> None:
+            told.append(values)
+
+    service: Any = Service()
+    copier = copying.Copier(reader, service, service, "token")
+    while True:
+        try:
+            if not copier.bring():
+                break
+        except DatabaseError:
+            continue
+    assert written == list(range(1, 31)), "in order, each once"
+    assert service.calls > 8
+    assert [values["world_size"] for values in told] == [2]
