@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,8 @@ class Service:
             now = self.training(training_id)
             return now if now.state in states else None
 
-        wanted = " or ".join(states)
-        reached: Training = until(f"{training_id} to be {wanted}", found, alive=_alive(agent))
+        wanted = f"{training_id} to be {' or '.join(states)}"
+        reached: Training = until(wanted, found, alive=agent.assert_running)
         return reached
 
     def wait_for_step(self, training_id: str, step: int, agent: Running) -> Training:
@@ -100,7 +100,8 @@ class Service:
             now = self.training(training_id)
             return now if (now.step or 0) >= step else None
 
-        reached: Training = until(f"step {step} of {training_id}", found, alive=_alive(agent))
+        wanted = f"step {step} of {training_id}"
+        reached: Training = until(wanted, found, alive=agent.assert_running)
         return reached
 
     def attempt(self, training_id: str) -> Attempt:
@@ -122,14 +123,6 @@ class Service:
             for process in self.processes(training.id):
                 process.send_signal(signal.SIGKILL)
         self.database.close()
-
-
-def _alive(agent: Running) -> Callable[[], None]:
-    def check() -> None:
-        out = agent._err.read_text()
-        assert agent.process.poll() is None, out
-
-    return check
 
 
 def _mark(process: psutil.Process) -> str:

@@ -13,7 +13,7 @@ import redis
 import sqlalchemy as sa
 from cut_line import CutLine
 from service_runs import LEASE_S, Service
-from support import started, until
+from support import Running, started, until
 
 from drumline.database import now_ms
 from drumline.events import read_events
@@ -82,7 +82,7 @@ def test_killed_connections_in_the_middle_of_transactions_lose_and_double_nothin
             connection.rollback()
             return bool(count == 0)
 
-        until("all trainings to end", all_ended, alive=lambda: _check(agent.process.poll()))
+        until("all trainings to end", all_ended, alive=agent.assert_running)
         until("the end of their processes", lambda: not any(map(service.processes, ids)))
     own.dispose()
     for training_id in ids:
@@ -93,10 +93,6 @@ def test_killed_connections_in_the_middle_of_transactions_lose_and_double_nothin
         assert (training.step, training.steps) == (60, 60)
     assert Leases(service.database).held() == {}
     service.clear()
-
-
-def _check(code: int | None) -> None:
-    assert code is None, "the agent has ended"
 
 
 def test_redis_may_be_away_at_the_start_go_and_come_back(
@@ -139,17 +135,16 @@ def test_a_wake_up_through_redis_reaches_every_host_again_after_an_outage(tmp_pa
         sender = wakeups.Sender(wakeups.make_app(url, "sender"))
         runs = [started(["-c", LISTENS, url, host], tmp_path / host) for host in hosts]
         with runs[0] as one, runs[1] as two:
-            outputs = [running._out for running in (one, two)]
 
             def all_woken(times: int) -> bool:
                 sender.wake()
-                return all(_told(out).count(wakeups.WAKE) >= times for out in outputs)
+                return all(_told(host).count(wakeups.WAKE) >= times for host in (one, two))
 
             until("a wake-up everywhere", lambda: all_woken(1))
-            until("sweeps everywhere", lambda: all(wakeups.SWEEP in _told(o) for o in outputs))
+            until("sweeps everywhere", lambda: all(wakeups.SWEEP in _told(h) for h in (one, two)))
             line.cut()
             sender.wake()  # does not wait, does not raise
-            before = [_told(out).count(wakeups.WAKE) for out in outputs]
+            before = [_told(host).count(wakeups.WAKE) for host in (one, two)]
             line.mend()
             until("a wake-up after the outage", lambda: all_woken(max(before) + 1))
         sender.stop()
@@ -160,8 +155,8 @@ def test_a_wake_up_through_redis_reaches_every_host_again_after_an_outage(tmp_pa
         client.delete(key)
 
 
-def _told(path: Path) -> list[str]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def _told(running: Running) -> list[str]:
+    return [json.loads(line) for line in running.printed().splitlines()]
 
 
 def test_a_supervisor_whose_lease_was_taken_over_ends_its_processes_and_changes_nothing(

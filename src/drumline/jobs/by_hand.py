@@ -146,7 +146,8 @@ class _Entry:
         if stop is not None and not self._is_stopped:
             self._is_stopped = True
             os.kill(os.getpid(), signal.SIGTERM)  # as from a terminal: it saves and stops
-        self._copier.bring()
+        while self._copier.bring():
+            self._leases.heartbeat(self._claim.token)
 
     def _ending(self) -> Ending:
         found = ending_found(str(self._run_path), self._since_ms)
