@@ -107,6 +107,7 @@ class Source(ABC):
         size on the device is all there is to know.
         """
         del share
+        return None
 
     def close(self) -> None:
         """Let go of processes and the like, once the run has ended."""
