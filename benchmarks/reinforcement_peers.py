@@ -112,8 +112,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="least time of a measurement")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="fp32", help="of ours")
+    parser.add_argument("--micro-batch", type=int, help="of ours")
     asked = parser.parse_args()
-    asked.micro_batch, asked.sequences, asked.sequence_length = None, "auto", None
+    asked.sequences, asked.sequence_length = "auto", None
     asked.graphs = True
     torch.set_num_threads(asked.threads)
     with tempfile.TemporaryDirectory() as folder:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
-from support import Running, started, until
+from support import PROGRAMS, Running, started, until
 
 from drumline.config.environment import MARK
 from drumline.database import Database, open_database
@@ -41,7 +40,7 @@ class Service:
             "DRUMLINE_HEARTBEAT_S": "0.3",
             "DRUMLINE_POLL_S": "0.2",
             "DRUMLINE_SAMPLE_EVERY_S": "0.5",
-            "DRUMLINE_PASSED_ENVIRONMENT": "PATH,HOME,OMP_NUM_THREADS",
+            "DRUMLINE_PASSED_ENVIRONMENT": "PATH,HOME,OMP_NUM_THREADS,DRUMLINE_QUICK_STEPS",
             **more,
         }
 
@@ -50,6 +49,14 @@ class Service:
         """`drumline agent`, under way."""
         environment = self.environment(**more)
         with started(["-m", "drumline", "agent"], self.folder / name, **environment) as running:
+            yield running
+
+    @contextmanager
+    def quick_agent(self, name: str = "agent", **more: str) -> Iterator[Running]:
+        """An agent whose trainings are quick stand-ins of 60 steps; see programs/quick_agent.py."""
+        environment = self.environment(**more)
+        program = [PROGRAMS / "quick_agent.py"]
+        with started(program, self.folder / name, **environment) as running:
             yield running
 
     def queue(self, steps: int = 60, gpus: int = 1, **request: Any) -> str:
@@ -82,8 +89,8 @@ class Service:
             now = self.training(training_id)
             return now if now.state in states else None
 
-        wanted = " or ".join(states)
-        reached: Training = until(f"{training_id} to be {wanted}", found, alive=_alive(agent))
+        wanted = f"{training_id} to be {' or '.join(states)}"
+        reached: Training = until(wanted, found, alive=agent.assert_running)
         return reached
 
     def wait_for_step(self, training_id: str, step: int, agent: Running) -> Training:
@@ -93,7 +100,8 @@ class Service:
             now = self.training(training_id)
             return now if (now.step or 0) >= step else None
 
-        reached: Training = until(f"step {step} of {training_id}", found, alive=_alive(agent))
+        wanted = f"step {step} of {training_id}"
+        reached: Training = until(wanted, found, alive=agent.assert_running)
         return reached
 
     def attempt(self, training_id: str) -> Attempt:
@@ -117,21 +125,8 @@ class Service:
         self.database.close()
 
 
-def _alive(agent: Running) -> Callable[[], None]:
-    def check() -> None:
-        out = agent._err.read_text()
-        assert agent.process.poll() is None, out
-
-    return check
-
-
 def _mark(process: psutil.Process) -> str:
     try:
         return str(process.environ().get(MARK, ""))
     except (psutil.Error, OSError):
         return ""
-
-
-def own_processes() -> list[int]:
-    """Ids of this process and its parents, which no test may touch."""
-    return [os.getpid(), *(parent.pid for parent in psutil.Process().parents())]

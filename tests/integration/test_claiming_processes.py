@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -17,7 +20,7 @@ from drumline.jobs.states import State
 from drumline.jobs.training import Request
 from drumline.jobs.trainings import Trainings
 
-PROGRAM = Path(__file__).parent / "programs" / "claiming_worker.py"
+PROGRAM = Path(__file__).parent / "programs" / "claiming_workers.py"
 CONFIG = {"steps": 1, "task": {"name": "sae", "activations": "somewhere"}}
 PROCESSES = 8
 
@@ -43,38 +46,27 @@ def queue_up(database: Database, many: int) -> list[str]:
     return [trainings.create(request).id for request in asked]
 
 
-def workers(url: str, folder: Path, seconds: float) -> list[subprocess.Popen[str]]:
-    """Processes that are ready and begin together."""
-    command = [sys.executable, str(PROGRAM), url, str(folder), str(seconds)]
-    started = [
-        subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(PROCESSES)
-    ]
-    for process in started:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line == "ready\n", process.communicate(timeout=60)[1]
-    for process in started:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    return started
+def workers(url: str, folder: Path, seconds: float) -> tuple[subprocess.Popen[str], list[int]]:
+    """Processes that have begun together: who waits for them, and their ids."""
+    command = [sys.executable, PROGRAM, url, folder, str(seconds), str(PROCESSES)]
+    pipe = subprocess.PIPE
+    parent = subprocess.Popen(
+        list(map(str, command)), stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
+    assert parent.stdout is not None
+    assert parent.stdin is not None
+    ids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(ids) == PROCESSES, parent.communicate(timeout=60)[1]
+    parent.stdin.write("go\n")
+    parent.stdin.flush()
+    return parent, ids
 
 
-def end_of(processes: list[subprocess.Popen[str]]) -> list[str]:
-    """The ids they claimed, once all have ended well."""
-    claimed: list[str] = []
-    for process in processes:
-        out, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
-        claimed += [line.split()[1] for line in out.splitlines()]
-    return claimed
+def claims_of(parent: subprocess.Popen[str]) -> list[str]:
+    """The trainings they claimed, once all have ended, well or killed."""
+    out, errors = parent.communicate(timeout=120)
+    assert parent.returncode == 0, errors
+    return [line.split()[1] for line in out.splitlines()]
 
 
 def leases_left(database: Database) -> int:
@@ -85,10 +77,10 @@ def leases_left(database: Database) -> int:
 
 def test_no_device_and_no_training_is_taken_twice(database_url: str, tmp_path: Path) -> None:
     database = open_database(database_url)
-    ids = queue_up(database, 40)
+    ids = queue_up(database, 60)
     folder = tmp_path / "held"
     folder.mkdir()
-    claimed = end_of(workers(database_url, folder, 0.01))
+    claimed = claims_of(workers(database_url, folder, 0.01)[0])
     assert sorted(claimed) == sorted(ids)
     trainings = Trainings(database)
     for training_id in ids:
@@ -103,17 +95,17 @@ def test_what_the_killed_held_is_taken_back_and_nothing_is_lost(
 ) -> None:
     """All eight are killed with SIGKILL wherever they are, in transactions too."""
     database = open_database(database_url)
-    ids = queue_up(database, 28)
+    ids = queue_up(database, 40)
     folder = tmp_path / "held"
     folder.mkdir()
-    killed = workers(database_url, folder, 0.02)
-    for process in killed:  # each has claimed something and goes on
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("claimed") or process.poll() == 0
-    for process in killed:
-        process.kill()
-    for process in killed:
-        process.communicate(timeout=60)
+    parent, processes = workers(database_url, folder, 0.02)
+    assert parent.stdout is not None
+    for _ in range(PROCESSES):  # some have claimed and go on, others are about to
+        assert parent.stdout.readline().startswith("claimed")
+    for process in processes:
+        with suppress(ProcessLookupError):  # it has seen that none waits any more
+            os.kill(process, signal.SIGKILL)
+    claims_of(parent)
     trainings = Trainings(database)
     before = {training_id: trainings.get(training_id) for training_id in ids}
 
@@ -125,7 +117,7 @@ def test_what_the_killed_held_is_taken_back_and_nothing_is_lost(
     for file in folder.iterdir():
         file.unlink()
 
-    end_of(workers(database_url, folder, 0.0))
+    claims_of(workers(database_url, folder, 0.0)[0])
     for training_id in ids:
         training = trainings.get(training_id)
         assert training.state is State.SUCCEEDED

@@ -72,6 +72,8 @@ def test_devices_over_the_bus_and_trainings_from_the_database(database_url: str)
         tab.subscribe(f"training/{training.id}")
         tab.read_until(lambda viewer: bool((viewer.state["queue"] or {}).get("waiting")))
         assert tab.viewer.state["queue"]["waiting"][0]["id"] == training.id
+        tab.read_until(lambda viewer: viewer.state["queue"]["waiting"][0]["reason"] is not None)
+        assert tab.viewer.state["queue"]["waiting"][0]["code"] == "no_host"
         tab.read_until(lambda viewer: bool(viewer.state.get(f"training/{training.id}")))
         services.trainings.cancel(training.id)
         tab.read_until(

@@ -22,12 +22,19 @@ from drumline.run_directory import RunDirectory
 
 
 @pytest.fixture
-def service(database_url: str, tmp_path: Path, activations: Path) -> Iterator[Service]:
-    made = Service(database_url, tmp_path, activations)
+def service(request: pytest.FixtureRequest, tmp_path: Path, activations: Path) -> Iterator[Service]:
+    """On PostgreSQL unless a test says otherwise; what is the database's is tested on both."""
+    engine = getattr(request, "param", "postgresql")
+    made = Service(request.getfixturevalue(f"{engine}_url"), tmp_path, activations)
     yield made
     made.clear()
 
 
+on_sqlite = pytest.mark.parametrize("service", ["sqlite"], indirect=True)
+on_both = pytest.mark.parametrize("service", ["sqlite", "postgresql"], indirect=True)
+
+
+@on_both
 def test_a_training_runs_on_its_devices_and_gives_them_back(service: Service) -> None:
     training_id = service.queue(steps=30, gpus=2)
     with service.agent() as agent:
@@ -53,6 +60,7 @@ def test_a_training_runs_on_its_devices_and_gives_them_back(service: Service) ->
     assert ended.events_offset == (run / "events.jsonl").stat().st_size
 
 
+@on_sqlite
 def test_a_training_outlives_its_agent_and_the_next_agent_leaves_it_alone(
     service: Service,
 ) -> None:
@@ -65,7 +73,7 @@ def test_a_training_outlives_its_agent_and_the_next_agent_leaves_it_alone(
     with service.agent("second") as agent:
         reached = service.training(training_id).step
         assert reached is not None
-        service.wait_for_step(training_id, reached + 500, agent)
+        service.wait_for_step(training_id, reached + 50, agent)
         lease = service.attempt(training_id).lease_until_ms
         until(
             "leases that would have run out",
@@ -86,9 +94,9 @@ def test_a_training_outlives_its_agent_and_the_next_agent_leaves_it_alone(
 def test_a_dead_supervisor_s_training_is_taken_back_and_goes_on_from_where_it_saved(
     service: Service,
 ) -> None:
-    training_id = service.queue(steps=3_000, gpus=2)
+    training_id = service.queue(steps=1_000, gpus=2)
     with service.agent() as agent:
-        service.wait_for_step(training_id, 100, agent)
+        service.wait_for_step(training_id, 50, agent)
         first = service.attempt(training_id)
         before = {process.pid for process in service.processes(training_id)}
         assert first.process_id in before
@@ -108,13 +116,13 @@ def test_a_dead_supervisor_s_training_is_taken_back_and_goes_on_from_where_it_sa
     assert [e["status"] for e in log if e["kind"] == "run_ended"] == ["stopped", "done"]
     resumed = [e["step"] for e in log if e["kind"] == "run_started"]
     assert resumed[0] == 0
-    assert resumed[1] > 100, "nothing was lost: it saved when it lost its supervisor"
+    assert resumed[1] > 50, "nothing was lost: it saved when it lost its supervisor"
 
 
 def test_a_killed_launcher_is_no_end_of_the_training(service: Service) -> None:
-    training_id = service.queue(steps=2_000)
-    with service.agent() as agent:
-        service.wait_for_step(training_id, 50, agent)
+    training_id = service.queue()
+    with service.quick_agent() as agent:
+        service.wait_for_step(training_id, 10, agent)
         supervisor = psutil.Process(service.attempt(training_id).process_id)
         launcher = supervisor.children()[0]
         launcher.send_signal(signal.SIGKILL)
@@ -126,7 +134,6 @@ def test_a_killed_launcher_is_no_end_of_the_training(service: Service) -> None:
 
 def test_a_config_that_cannot_be_used_fails_once_with_what_to_do(service: Service) -> None:
     training_id = service.queue()
-    (service.activations.parent / "moved.npy").unlink(missing_ok=True)
     config = service.training(training_id).config
     config["task"]["activations"] = str(service.activations.parent / "moved.npy")
     training_id = service.trainings.clone(training_id, config=config).id
@@ -142,8 +149,8 @@ def test_devices_that_a_run_by_hand_holds_are_not_given_to_trainings(service: Se
     uuids = [device.uuid for device in Machine.probe(simulate="4xH100").devices]
     (service.folder / "locks").mkdir()
     with DeviceLocks(service.folder / "locks", uuids[:3]):
-        too_many, fits = service.queue(gpus=2), service.queue(steps=20, gpus=1)
-        with service.agent() as agent:
+        too_many, fits = service.queue(gpus=2), service.queue(gpus=1)
+        with service.quick_agent() as agent:
             service.wait_for(fits, State.SUCCEEDED, agent=agent)
             assert service.attempt(fits).gpu_ids == (uuids[3],)
             assert service.training(too_many).state is State.QUEUED

@@ -1,7 +1,8 @@
 """Whatever is killed, lost or doubled, in whatever order: no device is used by two, no training is
 lost, none ends twice.
 
-Agents, supervisors and databases are real; what the supervisors start is a quick stand-in.
+Agents, supervisors, databases and the broker are real; what the supervisors start is a quick
+stand-in.
 """
 
 from __future__ import annotations
@@ -9,23 +10,30 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
 import pytest
+import redis
 import sqlalchemy as sa
+from cut_line import CutLine
+from kombu import Exchange
 from service_runs import Service
 from support import PROGRAMS, Running, started, until
 
 from drumline.config.environment import MARK
+from drumline.database import DatabaseError
+from drumline.jobs import wakeups
 from drumline.jobs.errors import WrongState
 from drumline.jobs.leases import Leases
 from drumline.jobs.states import ENDED, State
 from drumline.jobs.training import Training
+from service_databases import REDIS
 
-ROUNDS = 40
+ROUNDS = 30
 HOSTS_AGENTS = 2
 MANY = 1_000
 
@@ -35,6 +43,10 @@ class Disturbed:
 
     def __init__(self, service: Service, seed: int, stack: ExitStack) -> None:
         self.service, self.random, self.stack = service, random.Random(seed), stack
+        server = sa.make_url(REDIS)
+        self.line = stack.enter_context(CutLine(str(server.host), server.port or 6379))
+        self.broker = f"redis://127.0.0.1:{self.line.port}/{server.database}"
+        self.app = wakeups.make_app(REDIS)
         self.agents: list[Running] = []
         self.ids: list[str] = []
         self.cancelled: set[str] = set()
@@ -48,7 +60,12 @@ class Disturbed:
         self._count += 1
         folder = self.service.folder / f"agent-{self._count}"
         command = [PROGRAMS / "quick_agent.py"]
-        environment = self.service.environment(DRUMLINE_LEASE_S="2", DRUMLINE_STOP_GRACE_S="3")
+        environment = self.service.environment(
+            DRUMLINE_LEASE_S="2",
+            DRUMLINE_STOP_GRACE_S="3",
+            DRUMLINE_POLL_S="0.5",
+            DRUMLINE_BROKER_URL=self.broker,
+        )
         self.agents.append(self.stack.enter_context(started(command, folder, **environment)))
 
     def queue(self) -> None:
@@ -84,6 +101,19 @@ class Disturbed:
             with suppress(psutil.Error):
                 self.random.choice(parts).kill()
 
+    def double_messages(self) -> None:
+        """The same messages several times, and some that are not due."""
+        names = [wakeups.WAKE, wakeups.SWEEP, wakeups.HOST_HEARTBEAT, wakeups.CLEAN_UP]
+        for name in self.random.choices(names, k=10):
+            self.app.send_task(name, declare=[Exchange(wakeups.ALL, type="fanout")])
+
+    def lose_messages(self) -> None:
+        """The broker goes away, or comes back."""
+        if self.random.random() < 0.5:
+            self.line.cut()
+        else:
+            self.line.mend()
+
     def break_connections(self) -> None:
         """On PostgreSQL: every connection, in the middle of whatever it does."""
         if self.service.database.is_sqlite:
@@ -111,8 +141,6 @@ class Disturbed:
 
     def patiently(self, read: Callable[[], Training]) -> Training:
         """This process's own connections are broken, too."""
-        from drumline.database import DatabaseError
-
         with suppress(DatabaseError):
             return read()
         return read()
@@ -157,6 +185,8 @@ def test_nothing_is_doubled_or_lost(
             disturbed.agent_again,
             disturbed.agent_again,
             disturbed.break_connections,
+            disturbed.double_messages,
+            disturbed.lose_messages,
         ]
         for _ in range(ROUNDS):
             disturbed.random.choice(steps)()
@@ -170,8 +200,11 @@ def test_nothing_is_doubled_or_lost(
             assert causes.count("done") == (training.state is State.SUCCEEDED), causes
             assert training.state is State.SUCCEEDED or one in disturbed.cancelled
     service.clear()
+    client = redis.Redis.from_url(REDIS)
+    for key in client.scan_iter(match="drumline:*"):
+        client.delete(key)
 
 
 def until_next(pause_s: float) -> None:
     """Let things happen; nothing is waited for, any state will do."""
-    signal.sigtimedwait([], pause_s)
+    time.sleep(pause_s)

@@ -13,7 +13,7 @@ import redis
 import sqlalchemy as sa
 from cut_line import CutLine
 from service_runs import LEASE_S, Service
-from support import started, until
+from support import Running, started, until
 
 from drumline.database import now_ms
 from drumline.events import read_events
@@ -37,7 +37,7 @@ def test_a_training_that_ends_while_the_database_is_away_has_succeeded_when_it_i
     server = sa.make_url(postgresql_url)
     with CutLine(str(server.host), server.port or 5432) as line:
         url = through(line, postgresql_url)
-        training_id = service.queue(steps=1_500)
+        training_id = service.queue(steps=800)
         with service.agent(DRUMLINE_DATABASE_URL=url) as agent:
             under_way = service.wait_for_step(training_id, 20, agent)
             line.cut()
@@ -70,9 +70,9 @@ def test_killed_connections_in_the_middle_of_transactions_lose_and_double_nothin
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid != pg_backend_pid()"
     )
-    ids = [service.queue(steps=200, gpus=2) for _ in range(3)]
+    ids = [service.queue(gpus=2) for _ in range(6)]
     own = sa.create_engine(postgresql_url)
-    with service.agent() as agent, own.connect() as connection:
+    with service.quick_agent() as agent, own.connect() as connection:
 
         def all_ended() -> bool:
             connection.execute(kill)
@@ -82,7 +82,7 @@ def test_killed_connections_in_the_middle_of_transactions_lose_and_double_nothin
             connection.rollback()
             return bool(count == 0)
 
-        until("all trainings to end", all_ended, alive=lambda: _check(agent.process.poll()))
+        until("all trainings to end", all_ended, alive=agent.assert_running)
         until("the end of their processes", lambda: not any(map(service.processes, ids)))
     own.dispose()
     for training_id in ids:
@@ -90,13 +90,9 @@ def test_killed_connections_in_the_middle_of_transactions_lose_and_double_nothin
         assert training.state is State.SUCCEEDED, training.verdict
         causes = [a.exit_cause for a in service.trainings.attempts(training_id)]
         assert causes.count("done") == 1
-        assert (training.step, training.steps) == (200, 200)
+        assert (training.step, training.steps) == (60, 60)
     assert Leases(service.database).held() == {}
     service.clear()
-
-
-def _check(code: int | None) -> None:
-    assert code is None, "the agent has ended"
 
 
 def test_redis_may_be_away_at_the_start_go_and_come_back(
@@ -107,11 +103,11 @@ def test_redis_may_be_away_at_the_start_go_and_come_back(
     with CutLine(str(server.host), server.port or 6379) as line:
         line.cut()
         broker = f"redis://127.0.0.1:{line.port}/{server.database}"
-        with service.agent(DRUMLINE_BROKER_URL=broker) as agent:
-            first = service.queue(steps=20)
+        with service.quick_agent(DRUMLINE_BROKER_URL=broker) as agent:
+            first = service.queue()
             service.wait_for(first, State.SUCCEEDED, agent=agent)
             line.mend()
-            second = service.queue(steps=20)
+            second = service.queue()
             service.wait_for(second, State.RUNNING, State.SUCCEEDED, agent=agent)
             line.cut()
             service.wait_for(second, State.SUCCEEDED, agent=agent)
@@ -139,17 +135,16 @@ def test_a_wake_up_through_redis_reaches_every_host_again_after_an_outage(tmp_pa
         sender = wakeups.Sender(wakeups.make_app(url, "sender"))
         runs = [started(["-c", LISTENS, url, host], tmp_path / host) for host in hosts]
         with runs[0] as one, runs[1] as two:
-            outputs = [running._out for running in (one, two)]
 
             def all_woken(times: int) -> bool:
                 sender.wake()
-                return all(_told(out).count(wakeups.WAKE) >= times for out in outputs)
+                return all(_told(host).count(wakeups.WAKE) >= times for host in (one, two))
 
             until("a wake-up everywhere", lambda: all_woken(1))
-            until("sweeps everywhere", lambda: all(wakeups.SWEEP in _told(o) for o in outputs))
+            until("sweeps everywhere", lambda: all(wakeups.SWEEP in _told(h) for h in (one, two)))
             line.cut()
             sender.wake()  # does not wait, does not raise
-            before = [_told(out).count(wakeups.WAKE) for out in outputs]
+            before = [_told(host).count(wakeups.WAKE) for host in (one, two)]
             line.mend()
             until("a wake-up after the outage", lambda: all_woken(max(before) + 1))
         sender.stop()
@@ -160,16 +155,16 @@ def test_a_wake_up_through_redis_reaches_every_host_again_after_an_outage(tmp_pa
         client.delete(key)
 
 
-def _told(path: Path) -> list[str]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def _told(running: Running) -> list[str]:
+    return [json.loads(line) for line in running.printed().splitlines()]
 
 
 def test_a_supervisor_whose_lease_was_taken_over_ends_its_processes_and_changes_nothing(
     sqlite_url: str, tmp_path: Path, activations: Path
 ) -> None:
     service = Service(sqlite_url, tmp_path, activations)
-    training_id = service.queue(steps=100_000, max_attempts=1)
-    with service.agent() as agent:
+    training_id = service.queue(max_attempts=1)
+    with service.quick_agent(DRUMLINE_QUICK_STEPS="100000") as agent:
         service.wait_for_step(training_id, 20, agent)
         agent.signal(signal.SIGKILL)
         agent.finish()

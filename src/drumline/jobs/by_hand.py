@@ -25,7 +25,7 @@ from drumline.hardware import Machine
 from drumline.jobs.claiming import Claim
 from drumline.jobs.copying import Copier
 from drumline.jobs.endings import ending_found
-from drumline.jobs.errors import LeaseLost
+from drumline.jobs.errors import DeviceTaken, LeaseLost
 from drumline.jobs.leases import Leases
 from drumline.jobs.outcome import Ending, Outcomes
 from drumline.jobs.processes import started_at
@@ -56,11 +56,13 @@ def entered(
     Raises:
         DeviceTaken: If one of the devices is leased, or kept back by an operator.
     """
-    settings = ServiceSettings()
-    database = open_database(settings.database)
     try:
+        settings = ServiceSettings()
+        database = open_database(settings.database)
         claim = _claim(settings, database, machine, _request(config, run_path), gpu_ids)
-    except DatabaseError as error:
+    except DeviceTaken:
+        raise
+    except Exception as error:  # whatever is wrong with a service, a run must not die of it
         logger.warning("The run is not in the service's list: %s", error)
         yield
         return
@@ -128,6 +130,8 @@ class _Entry:
             self._try(lambda: self._outcomes.finish(self._claim.token, self._ending()))
         except LeaseLost:
             logger.warning("The service has given this run up; its devices stay locked by file.")
+        except Exception as error:
+            logger.warning("The run is not followed by the service any more: %s", error)
 
     def _report(self) -> None:
         if not self._is_known:
@@ -142,7 +146,8 @@ class _Entry:
         if stop is not None and not self._is_stopped:
             self._is_stopped = True
             os.kill(os.getpid(), signal.SIGTERM)  # as from a terminal: it saves and stops
-        self._copier.bring()
+        while self._copier.bring():
+            self._leases.heartbeat(self._claim.token)
 
     def _ending(self) -> Ending:
         found = ending_found(str(self._run_path), self._since_ms)

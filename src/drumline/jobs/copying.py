@@ -39,22 +39,23 @@ class Copier:
         """Whether the ranks have begun, and the database knows."""
 
     def bring(self) -> bool:
-        """All that is new; True. What could not be brought is read again the next time.
+        """One batch of what is new, and whether there was any; call it until there is none. What
+        could not be brought is read again the next time.
 
         Raises:
             DatabaseError: If the database cannot be reached.
             LeaseLost: If the token counts no more.
         """
-        while True:
-            before = self._reader.offset
-            located = self._reader.located(MOST_BYTES)
-            if self._reader.offset == before:
-                return True
-            try:
-                self._write(located)
-            except BaseException:
-                self._reader = EventReader(self._reader.path, before)
-                raise
+        before = self._reader.offset
+        located = self._reader.located(MOST_BYTES)
+        if self._reader.offset == before:
+            return False
+        try:
+            self._write(located)
+        except BaseException:
+            self._reader = EventReader(self._reader.path, before)
+            raise
+        return True
 
     def _write(self, located: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
         started = [event for _, event in located if event["kind"] == "run_started"]

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from drumline.database.tables import training_metrics, trainings
-from drumline.jobs.reports import Value
+from drumline.jobs.reported import Value
 
 
 def newest_metrics(

@@ -101,7 +101,9 @@ def let_save(mark: str, within_s: float) -> None:
             if process.ppid() not in own:  # a signal to the ranks' loaders would break them
                 process.send_signal(signal.SIGTERM)
                 launchers.append(process)
-    psutil.wait_procs(launchers, within_s)
+    deadline = time.monotonic() + within_s
+    while any(map(_lives, launchers)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
 
 
 def reap(besides: Collection[int] = ()) -> None:

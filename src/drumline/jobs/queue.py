@@ -8,7 +8,8 @@ then those that have waited longest.
 the first training in order that cannot start has devices held back for it: those that are free
 first, as they come. Others may have a held device only if they are predicted to give it back
 before it is needed. Where nobody can predict when the devices come, they are held back once the
-training has waited `hold_back_ms`; until then anybody may have them.
+training has waited `hold_back_ms`; until then anybody may have them. Nor are they held back while
+one of those needed is in use by a process outside the queue, which may never end.
 
 So a training of the highest priority always starts, once what runs has ended: it becomes overdue,
 only trainings overdue before it come first, and each device that comes free is kept for it.
@@ -178,18 +179,20 @@ def hold(host: Host, job: Waiting, now_ms: int, rules: Rules) -> Held | None:
     """What to hold back for a training that cannot start; None where this host never suits it.
 
     The devices with which it can start earliest: free ones first, then in the order in which they
-    are predicted to come, then the others.
+    are predicted to come, then the others, those that processes outside the queue use last.
     """
+    ever = set(host.ever)
     coming = sorted(
-        (slot for slot in host.slots if slot.uuid in set(host.ever)),
+        (slot for slot in host.slots if slot.uuid in ever),
         key=lambda slot: _when(slot, now_ms),
     )
     for count in range(1, len(coming) + 1):
         devices = place(host, job, [slot.uuid for slot in coming[:count]])
         if devices is not None:
             start = _start(coming, devices, now_ms)
-            firm = start is not None or now_ms - job.queued_ms >= rules.hold_back_ms
-            return Held(job.id, devices, start, firm)
+            long = now_ms - job.queued_ms >= rules.hold_back_ms
+            foreign = any(slot.state == "busy" for slot in coming if slot.uuid in devices)
+            return Held(job.id, devices, start, firm=not foreign and (start is not None or long))
     return None
 
 
@@ -201,6 +204,8 @@ def without(devices: Iterable[str], taken: Collection[str]) -> list[str]:
 def _when(slot: Slot, now_ms: int) -> tuple[int, int]:
     if slot.state == "free":
         return (0, 0)
+    if slot.state == "busy":
+        return (3, 0)
     known = predicted(slot, now_ms)
     return (2, 0) if known is None else (1, known)
 

@@ -8,8 +8,7 @@ goes on where the last batch ended.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,61 +18,11 @@ from sqlalchemy.engine import Connection
 from drumline.database import Database, now_ms
 from drumline.database.tables import training_events, training_metrics, trainings
 from drumline.jobs.moves import live_attempt
+from drumline.jobs.newest import newest_metrics
+from drumline.jobs.reported import Batch, Event, Point, Value
 from drumline.jobs.states import ACTIVE
 
-
-@dataclass(frozen=True)
-class Value:
-    """One value of a metric. One that is not finite is kept as None."""
-
-    name: str
-    step: int
-    time_ms: int
-    value: float | None
-
-
-@dataclass(frozen=True)
-class Event:
-    """A line of the event log that begins at byte `offset`."""
-
-    offset: int
-    time_ms: int
-    kind: str
-    event: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What one write brings.
-
-    Attributes:
-        values: Of metrics. A step that is reported again, after a restart, replaces the older.
-        events: To be kept.
-        offset: The byte of the event log up to which this reaches.
-        step: The optimizer step reached.
-        steps: How many there will be.
-    """
-
-    values: tuple[Value, ...] = ()
-    events: tuple[Event, ...] = ()
-    offset: int | None = None
-    step: int | None = None
-    steps: int | None = None
-
-
-@dataclass(frozen=True)
-class Point:
-    """The values of one metric over some steps, up to `step`. Mean, least and most are None where
-    none of them was finite.
-    """
-
-    step: int
-    time_ms: int
-    mean: float | None
-    least: float | None
-    most: float | None
-    count: int
-    not_finite: int
+__all__ = ["Batch", "Event", "Point", "Reports", "Value", "forget_some"]
 
 
 class Reports:
@@ -133,6 +82,11 @@ class Reports:
             for name, *point in rows:
                 found.setdefault(name, []).append(Point(*point))
             return found
+
+    def latest(self, training_id: str) -> dict[str, Value]:
+        """The last value of each metric, by name."""
+        with self._database.reading() as connection:
+            return newest_metrics(connection, [training_id]).get(training_id, {})
 
     def events(
         self,

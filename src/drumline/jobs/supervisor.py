@@ -126,6 +126,9 @@ class Supervisor:
         self._heartbeat()
         if self._wanted or self._shutdown.is_set():
             return Ending(State.QUEUED, "stopped", "stopped before it started")
+        if training.step and not path.is_dir():
+            verdict = f"its run directory {path} is not on this host; share the folder, or retry"
+            return Ending(State.FAILED, "no_run_directory", verdict)
         try:
             run = prepare(path, training.config, self._order.gpu_ids)
             self._launch(run, training)
@@ -188,10 +191,9 @@ class Supervisor:
         if self._copier is None or (now_s - self._copied_s < _COPY_EVERY_S and not now):
             return
         self._copied_s = now_s
-        if now:
-            self._insist(self._copier.bring)
-        else:
-            self._try(self._copier.bring)
+        attempt = self._insist if now else self._try
+        while attempt(self._copier.bring):  # after an outage there may be much
+            self._heartbeat()
 
     def _finish(self, ending: Ending) -> None:
         """Write the outcome when no process is left, and give the devices back when they are free

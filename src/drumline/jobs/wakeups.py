@@ -165,6 +165,7 @@ class Worker:
         worker_state.should_stop = None
 
     def _work(self) -> None:
+        self._app.set_current()  # of this thread: where Celery looks for tasks
         self._worker = WorkController(
             app=self._app,
             pool_cls="solo",

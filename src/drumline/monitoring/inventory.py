@@ -24,6 +24,7 @@ from drumline.hardware.providers.simulated import SIMULATED
 
 MISSING = "The device was there before and is not found any more."
 FORGOTTEN_AFTER_MS = 30 * DAY_S * 1000
+KEPT = {"id", "uuid", "first_seen_ms"}
 _MACHINE: TypeAdapter[Machine] = TypeAdapter(Machine)
 
 
@@ -78,8 +79,7 @@ class Inventory:
         rows = [_row(unit, identity, now_ms) for unit in _units(machine) if _is_known(unit)]
         with self._database.writing() as connection:
             _upsert(connection, hosts, "id", [host])
-            if rows:
-                _upsert(connection, devices, "uuid", rows)
+            _keep_devices(connection, rows)
 
     def machines(self) -> list[HostView]:
         """All hosts by name, each with its devices in order.
@@ -158,16 +158,33 @@ def _row(unit: Device, host_id: str, now_ms: int) -> dict[str, Any]:
     }
 
 
+def _keep_devices(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """Update those that are known and insert the others: on PostgreSQL every insert, also one that
+    becomes an update, would use up a number, and the history has 32 bits for them.
+    """
+    uuids = [row["uuid"] for row in rows]
+    query = sa.select(devices.c.uuid).where(devices.c.uuid.in_(uuids))
+    known = set(connection.execute(query).scalars())
+    old = [
+        {"of": row["uuid"]} | {name: value for name, value in row.items() if name not in KEPT}
+        for row in rows
+        if row["uuid"] in known
+    ]
+    new = [row for row in rows if row["uuid"] not in known]
+    if old:
+        connection.execute(devices.update().where(devices.c.uuid == sa.bindparam("of")), old)
+    if new:
+        _upsert(connection, devices, "uuid", new)
+
+
 def _upsert(
     connection: Connection, table: sa.Table, key: str, rows: Sequence[dict[str, Any]]
 ) -> None:
-    """Insert, or bring up to date all but the key and the first time."""
+    """Insert, or bring up to date what changes."""
     postgres = connection.dialect.name == "postgresql"
     dialect: Any = postgresql if postgres else sqlite
     statement = dialect.insert(table)
-    changed = {
-        name: statement.excluded[name] for name in rows[0] if name not in {key, "first_seen_ms"}
-    }
+    changed = {name: statement.excluded[name] for name in rows[0] if name not in KEPT}
     connection.execute(
         statement.on_conflict_do_update(index_elements=[key], set_=changed), list(rows)
     )

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from drumline.server import queue_view
 from drumline.server.live.sources import Sources
 from drumline.server.services import Services
 from drumline.server.watch import Watch
@@ -19,7 +20,9 @@ async def news_and_alerts(services: Services) -> AsyncIterator[None]:
         BadInput: If an address that alerts are to go to cannot be used.
     """
     watch = Watch(services.settings, services.database)
-    sources = Sources(services.feed, services.database, services.bus)
+    sources = Sources(
+        services.feed, services.database, services.bus, why=lambda: queue_view.look(services).waits
+    )
     services.watch = watch
     watch.start()
     await sources.start()

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 SELF = Path(__file__).resolve()
-STEPS = 60
+STEPS = int(os.environ.get("DRUMLINE_QUICK_STEPS", "60"))
 
 
 def agent() -> None:

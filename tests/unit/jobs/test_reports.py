@@ -92,6 +92,8 @@ def test_what_is_not_finite_is_counted_and_not_averaged(service: Service) -> Non
     values = [Value("loss", step, step, value) for step, value in enumerate([1.0, 3.0, *bad])]
     reports.write(token, Batch(tuple(values)))
     assert reports.metrics(training_id, points=1)["loss"] == [Point(4, 4, 2.0, 1.0, 3.0, 2, 3)]
+    assert reports.latest(training_id) == {"loss": Value("loss", 4, 4, None)}
+    assert reports.latest("nobody") == {}
 
 
 def test_events_come_in_order_and_in_parts(service: Service) -> None:

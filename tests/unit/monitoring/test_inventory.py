@@ -162,3 +162,14 @@ def test_hosts_come_by_name_each_with_its_own(database: Database) -> None:
     found = [(host.name, len(host.machine.devices)) for host in inventory.machines()]
     assert found == [("a", 1), ("b", 2)]
     assert inventory.machines()[0].age_s(NOW + 1500) == 1.5
+
+
+def test_a_device_keeps_its_number_and_a_new_one_has_the_next(database: Database) -> None:
+    inventory = Inventory(database)
+    for later in range(20):
+        record(inventory, "lost_card", NOW + later)
+    record(inventory, "laptop", NOW + 20)
+    with database.reading() as connection:
+        query = "SELECT id, first_seen_ms, last_seen_ms FROM devices ORDER BY id"
+        found = [tuple(row) for row in connection.exec_driver_sql(query)]
+    assert found == [(1, NOW, NOW + 19), (2, NOW, NOW + 19), (3, NOW + 20, NOW + 20)]

@@ -48,6 +48,8 @@ def read_buckets(
         return []
     if in_loops:
         return _in_loops(connection, stretch, numbers)
+    if connection.dialect.name == "postgresql":  # else it sorts on disk, of 4 MB by default
+        connection.exec_driver_sql("SET LOCAL work_mem = '32MB'")
     return connection.execute(_grouped(stretch, numbers, jobs)).all()
 
 

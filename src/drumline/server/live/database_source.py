@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from drumline.database import Database, DatabaseError, now_ms
+from drumline.jobs.waits import Wait
 from drumline.monitoring.aggregate import aggregate
 from drumline.monitoring.current import read_current
 from drumline.monitoring.readings import iso
@@ -22,6 +23,7 @@ from drumline.server.live.training_states import read_queue, read_trainings
 
 logger = logging.getLogger(__name__)
 
+WHY_EVERY_S = 5.0
 KEEP_S = 120.0  # a channel is still read for so long after its last listener left
 States = dict[str, dict[str, Any] | None]
 
@@ -33,6 +35,7 @@ class DatabaseSource:
         hub: Where it goes.
         database: Where it comes from.
         local: Devices of this host; they come over the bus and are not looked up.
+        why: Why trainings wait, by id; asked every `WHY_EVERY_S`, as it looks at every host.
         every_s: The period.
         clock: The wall clock in milliseconds.
     """
@@ -43,12 +46,16 @@ class DatabaseSource:
         database: Database,
         local: BusSource | None = None,
         *,
+        why: Callable[[], Mapping[str, Wait]] | None = None,
         every_s: float = 1.0,
         clock: Callable[[], int] = now_ms,
     ) -> None:
         self._hub = hub
         self._database = database
         self._local = local
+        self._why = why
+        self._waits: Mapping[str, Wait] = {}
+        self._asked_why_ms = 0
         self._every_s = every_s
         self._clock = clock
         self._wanted_ms: dict[str, int] = {}
@@ -66,7 +73,10 @@ class DatabaseSource:
 
     async def _run(self) -> None:
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # the next look may do better
+                logger.exception("A look for the live channels failed")
             await asyncio.sleep(self._every_s)
 
     async def look(self) -> None:
@@ -102,16 +112,23 @@ class DatabaseSource:
     def _read(self, names: list[str], local: frozenset[str]) -> States:
         states: States = {}
         ids = [n.removeprefix("training/") for n in names if n.startswith("training/")]
+        waits = self._ask_why() if "queue" in names else {}
         if ids or "queue" in names:
             with self._database.reading() as connection:
                 found = read_trainings(connection, ids)
                 if "queue" in names:
-                    states["queue"] = read_queue(connection, self._clock())
+                    states["queue"] = read_queue(connection, self._clock(), waits)
             states |= {f"training/{training_id}": found.get(training_id) for training_id in ids}
         elsewhere = {n for n in names if n.startswith("gpu/") and _uuid(n) not in local}
         if elsewhere or AGGREGATE in names:
             states |= self._read_devices(elsewhere, local, AGGREGATE in names)
         return states
+
+    def _ask_why(self) -> Mapping[str, Wait]:
+        now = self._clock()
+        if self._why is not None and now - self._asked_why_ms >= WHY_EVERY_S * 1000:
+            self._waits, self._asked_why_ms = self._why(), now
+        return self._waits
 
     def _read_devices(self, elsewhere: set[str], local: frozenset[str], whole: bool) -> States:
         now = self._clock()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from drumline.database import Database
+from drumline.jobs.waits import Wait
 from drumline.monitoring.bus import Bus
 from drumline.server.live.bus_source import BusSource
 from drumline.server.live.database_source import DatabaseSource
@@ -16,12 +19,21 @@ class Sources:
         feed: Where it goes.
         database: Of trainings, the queue and other hosts' devices.
         bus: Of this host's devices.
+        why: Why trainings wait, by id.
         every_s: The period of looking into the database.
     """
 
-    def __init__(self, feed: Feed, database: Database, bus: Bus, every_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        database: Database,
+        bus: Bus,
+        *,
+        why: Callable[[], Mapping[str, Wait]] | None = None,
+        every_s: float = 1.0,
+    ) -> None:
         self._bus = BusSource(feed.hub, bus)
-        self._database = DatabaseSource(feed.hub, database, self._bus, every_s=every_s)
+        self._database = DatabaseSource(feed.hub, database, self._bus, why=why, every_s=every_s)
 
     async def start(self) -> None:
         """Begin, in the event loop that serves the feed."""

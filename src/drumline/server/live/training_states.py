@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +13,7 @@ from drumline.jobs.newest import newest_metrics
 from drumline.jobs.queue import Rules, in_order
 from drumline.jobs.states import ACTIVE, State
 from drumline.jobs.waiting import read_usage, read_waiting
+from drumline.jobs.waits import Wait
 from drumline.monitoring.readings import iso
 
 _SHOWN = (
@@ -58,10 +59,17 @@ def read_trainings(connection: Connection, ids: Collection[str]) -> dict[str, di
     }
 
 
-def read_queue(connection: Connection, now_ms: int) -> dict[str, Any]:
+def read_queue(
+    connection: Connection, now_ms: int, waits: Mapping[str, Wait] | None = None
+) -> dict[str, Any]:
     """How many trainings there are in each state, which hold devices, and which wait, in order.
 
     Lists end after `MOST_SHOWN`. Usage of owners is that of now, so the order may change with time.
+
+    Args:
+        connection: A reading one.
+        now_ms: The time.
+        waits: Why trainings wait, by id, as far as it is known.
     """
     counts = sa.select(trainings.c.state, sa.func.count()).group_by(trainings.c.state)
     waiting = read_waiting(connection)
@@ -84,9 +92,22 @@ def read_queue(connection: Connection, now_ms: int) -> dict[str, Any]:
                 "priority": job.priority,
                 "gpus": job.gpus,
                 "queued": iso(job.queued_ms),
+                **_why((waits or {}).get(job.id), now_ms),
             }
             for position, job in enumerate(ordered, 1)
         ],
+    }
+
+
+def _why(wait: Wait | None, now_ms: int) -> dict[str, Any]:
+    """Why it waits, and when it may start where that is known and not at once."""
+    if wait is None:
+        return {"code": None, "reason": None, "may_start": None}
+    later = wait.may_start_ms is not None and wait.may_start_ms > now_ms
+    return {
+        "code": wait.code,
+        "reason": wait.reason,
+        "may_start": _iso(wait.may_start_ms) if later else None,
     }
 
 

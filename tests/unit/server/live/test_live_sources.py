@@ -243,6 +243,35 @@ def test_a_database_that_fails_makes_the_feed_stand_still_and_is_told_once(
     assert watching.state["queue"]["waiting"] == []
 
 
+def test_a_look_that_fails_is_not_the_last(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    watching, asked = Watching("queue"), []
+
+    def why() -> dict[str, Any]:
+        asked.append(1)
+        if len(asked) == 1:
+            raise ValueError("an inventory that cannot be read")
+        return {}
+
+    async def run() -> None:
+        arrived = asyncio.Event()
+        watching.client = watching.hub.join(arrived.set)
+        watching.client.subscribe("queue")
+        assert watching.state == {"queue": None}
+        arrived.clear()
+        source = DatabaseSource(
+            watching.hub, service.database, why=why, every_s=0.01, clock=service.clock
+        )
+        source.start()
+        await asyncio.wait_for(arrived.wait(), 20)
+        await source.stop()
+
+    asyncio.run(run())
+    assert watching.state["queue"]["waiting"] == []
+    assert "cannot be read" in caplog.text
+
+
 def test_newest_metrics_equal_the_last_of_each_name(service: Service) -> None:
     first, token = started(service)
     second, other = started(service)
