@@ -7,15 +7,16 @@ What speaks against a device is decided in `planning.availability` and, for the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from drumline.database import Database, now_ms
+from drumline.database import now_ms
 from drumline.errors import BadInput, DeviceError
 from drumline.hardware import Device, Machine
+from drumline.hardware.device_locks import held_on
 from drumline.jobs.fleet import host_of
 from drumline.jobs.leases import HeldDevice
-from drumline.jobs.queue import Host, Slot
+from drumline.jobs.queue import Slot
 from drumline.jobs.reservations import Reservation
 from drumline.jobs.training import Training
 from drumline.jobs.waiting import read_taken
@@ -66,7 +67,7 @@ class Availability:
         holders = self._holders({device.training_id for device in held.values()})
         units = []
         for view in self.hosts() if views is None else views:
-            slots = {slot.uuid: slot for slot in seen_by_queue(services.database, view, now).slots}
+            slots = {slot.uuid: slot for slot in self._slots(view, now)}
             silent_s = silence_s(view, now)
             for device in _all_of(view.machine):
                 lease = held.get(device.uuid)
@@ -155,7 +156,7 @@ class Availability:
         """UUIDs of the devices that are leased, and of those that an operator keeps back."""
         reserved = self._services.leases.reserved().values()
         kept_back = {one.device_uuid for one in reserved if one.training_id is None}
-        return set(self._services.leases.held()), kept_back
+        return {*self._services.leases.held(), *self._locked()}, kept_back
 
     def hosts_there(self, host: str | None) -> list[HostView]:
         """The hosts that can be counted on, or the one of this id.
@@ -177,15 +178,22 @@ class Availability:
             )
         return found
 
+    def _slots(self, view: HostView, time_ms: int) -> tuple[Slot, ...]:
+        """The devices of a host as the queue sees them."""
+        with self._services.database.reading() as connection:
+            taken = read_taken(connection, view.id, time_ms)
+        here = self._services.machine()
+        if here is not None and here[0] == view.id:
+            taken = replace(taken, locked=self._locked())
+        return host_of(view.id, view.machine, taken).slots
+
+    def _locked(self) -> Mapping[str, object]:
+        """Devices of this host that runs hold by file, those outside the queue among them."""
+        here = self._services.machine()
+        return {} if here is None else held_on(here[1])
+
     def _holders(self, ids: set[str]) -> dict[str, Training]:
         return {one.id: one for one in self._services.trainings.some(ids)}
-
-
-def seen_by_queue(database: Database, view: HostView, time_ms: int) -> Host:
-    """A host as the queue sees it."""
-    with database.reading() as connection:
-        taken = read_taken(connection, view.id, time_ms)
-    return host_of(view.id, view.machine, taken)
 
 
 def silence_s(view: HostView, time_ms: int) -> float | None:

@@ -38,7 +38,10 @@ class Names:
 
 def same_site(origin: str, host: str) -> bool:
     """Whether an Origin is the site that the Host header names."""
-    parts = urlsplit(origin)
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
     if parts.scheme not in _DEFAULT_PORTS or not parts.netloc:
         return False
     default = _DEFAULT_PORTS[parts.scheme]

@@ -106,8 +106,8 @@ class Envelope:
 def line(scope: Scope, status: int, took_ms: float) -> str:
     """The line of the log: no header, and of the query only what is known to hold no secret."""
     query = scope.get("query_string", b"").decode("latin-1")
-    shown = [(k, v if k in SHOWN else "…") for k, v in parse_qsl(query, keep_blank_values=True)]
-    told = f"?{urlencode(shown, safe='…,:')}" if shown else ""
+    shown = [(k, v if k in SHOWN else "***") for k, v in parse_qsl(query, keep_blank_values=True)]
+    told = f"?{urlencode(shown, safe='*,:')}" if shown else ""
     client = (scope.get("client") or ("?",))[0]
     path = "".join(c if c.isprintable() else "?" for c in scope["path"])
     return f"{client} {scope['method']} {path}{told} {status} {took_ms:.0f} ms"

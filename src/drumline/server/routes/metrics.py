@@ -16,7 +16,7 @@ router = APIRouter(tags=["metrics"])
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-def get_metrics(given: Given, accept: Annotated[str, Header()] = "") -> Response:
+def get_prometheus_metrics(given: Given, accept: Annotated[str, Header()] = "") -> Response:
     """Devices, trainings and the service's own health, for Prometheus."""
     page, content_type = given.exposition.page(accept)
     return Response(page, headers={"Content-Type": content_type})

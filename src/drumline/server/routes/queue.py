@@ -16,10 +16,6 @@ router = APIRouter(tags=["trainings"])
 def get_queue(given: Given) -> Queue:
     """All trainings that wait, in order, each with why, and when it may start as far as known."""
     seen = look(given)
-    rows = {one.id: one for one in given.trainings.some({job.id for job in seen.ordered})}
-    items = [
-        wait(rows[job.id], seen.waits[job.id])
-        for job in seen.ordered
-        if job.id in rows and job.id in seen.waits
-    ]
+    rows = {one.id: one for one in given.trainings.some(seen.waits)}
+    items = [wait(rows[one], told) for one, told in seen.waits.items() if one in rows]
     return Queue(items=items, hosts=seen.hosts)

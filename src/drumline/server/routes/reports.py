@@ -130,10 +130,11 @@ def get_artifact(training_id: str, path: str, given: Given) -> StreamingResponse
     """One file, to be kept."""
     files = RunFiles(given.trainings.get(training_id), given.settings)
     fd, size = files.open(path)
-    plain = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in path)
+    name = path.rpartition("/")[2][-200:]
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)
     headers = {
         "Content-Length": str(size),
-        "Content-Disposition": f'attachment; filename="{plain.rpartition("/")[2][-200:]}"',
+        "Content-Disposition": f'attachment; filename="{plain}"',
     }
     return StreamingResponse(
         _chunks(fd, size), media_type="application/octet-stream", headers=headers

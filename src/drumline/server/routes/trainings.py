@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Response
 
 from drumline.jobs.listing import MOST_PER_PAGE, Filter
 from drumline.jobs.newest import newest_metrics
@@ -66,6 +66,7 @@ def create_training(
     body: CreateTraining,
     given: Given,
     who: Who,
+    response: Response,
     idempotency_key: Annotated[
         Plain | None,
         Header(max_length=255, description="A second request with this key makes nothing new."),
@@ -74,6 +75,7 @@ def create_training(
     """Queue a training. Without `gpu_ids` its devices are chosen when it starts."""
     made = given.trainings.create(request_of(body, who.name, idempotency_key, given))
     given.wake()
+    response.headers["Location"] = f"/api/v1/trainings/{made.id}"
     return _shown(made, given)
 
 

@@ -160,10 +160,14 @@ class Wait(View):
     priority: int = Field(description="Its priority.")
     queued: Time = Field(description="Since when it waits.")
     position: int = Field(description="Its place in the queue, from 1.")
-    code: Literal["next", "devices", "held_back", "behind", "impossible", "no_host"] = Field(
-        description="next: starts at its host's next look; devices: too few are free; held_back: "
-        "enough are free, but kept for one before it; behind: those before it come first; "
-        "impossible: no host can ever give what it asks for; no_host: none is there."
+    code: Literal["next", "devices", "held_back", "behind", "draining", "impossible", "no_host"] = (
+        Field(
+            description="next: starts at its host's next look; devices: too few are free; "
+            "held_back: enough are free, but kept for one before it; "
+            "behind: those before it come first; draining: its last attempt still "
+            "holds devices; "
+            "impossible: no host can ever give what it asks for; no_host: none is there."
+        )
     )
     reason: str = Field(description="The same in words, with numbers and names.")
     may_start: Time | None = Field(description="When it may start; null where that is not known.")
