@@ -1,5 +1,6 @@
 # make demo    install into .venv, then train a sparse autoencoder on what this machine has
-# make test    install what tests need, then run every check and test
+# make test    install what tests need, then run every check and test; starts PostgreSQL and Redis
+#              where they are installed and not running (scripts/test_services.sh)
 # make soak    the long fault tests: many kills at random moments
 # make gpu     the same equality tests over NCCL, on a machine with two GPUs or more
 
@@ -9,12 +10,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: demo test check soak gpu clean
+.PHONY: demo test check services soak gpu clean
 
 demo: $(VENV)/.demo
 	$(BIN)/drumline demo
 
-test: check
+test: check services
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.dev
@@ -22,6 +23,9 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+services:
+	scripts/test_services.sh
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest -m soak --timeout 3000

@@ -1,22 +1,26 @@
 """Whether the LSTM learns what only memory can do: returns over environment steps, as CSV.
 
-    python benchmarks/learning_curves.py [--seeds 0,1,2] [--cases cartpole,pendulum] > curves.csv
+    python benchmarks/learning_curves.py [--seeds 0,1,2] [--cases cartpole,pendulum] [--jobs 1]
+        > curves.csv
 
 Each case is an example's config, on one process and on two with the same environments, and with
 the LSTM's state zeroed at every step. Every so often 100 episodes are played with the likeliest
-actions. Progress, and at the end a table of the last evaluations, go to standard error.
+actions. `--jobs` trains several at once; seconds are then those of a busy machine, returns are the
+same. Progress, and at the end a table of the last evaluations, go to standard error.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import os
 import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +44,9 @@ COLUMNS = [
 ]
 
 
-def curve(case: str, seed: int) -> Iterator[dict[str, Any]]:
+def curve(case: str, seed: int, threads: int) -> Iterator[dict[str, Any]]:
     """Train once; a row for each evaluation."""
+    environ = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     example, devices, overrides = CASES[case]
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -53,7 +58,7 @@ def curve(case: str, seed: int) -> Iterator[dict[str, Any]]:
         began = time.perf_counter()
         planned = 1920 if example == "cartpole_memory" else 2480
         every = f"evaluation.every_steps={planned // EVALUATIONS}"
-        subprocess.run([*command, every], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*command, every], check=True, stdout=subprocess.DEVNULL, env=environ)
         seconds = time.perf_counter() - began
         events = read_events(run / "events.jsonl")
     steps = {e["step"]: e["metrics"]["environment_steps"] for e in events if e["kind"] == "step"}
@@ -94,14 +99,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--cases", default="", help="starts of names, with commas")
+    parser.add_argument("--jobs", type=int, default=1)
     asked = parser.parse_args()
     starts = tuple(asked.cases.split(","))
     writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
     writer.writeheader()
     last = []
-    for case in filter(lambda name: name.startswith(starts), CASES):
-        for seed in map(int, asked.seeds.split(",")):
-            rows = list(curve(case, seed))
+    cases = [name for name in CASES if name.startswith(starts)]
+    runs = [(case, seed) for case in cases for seed in map(int, asked.seeds.split(","))]
+    threads = max(1, len(os.sched_getaffinity(0)) // (2 * asked.jobs))
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for rows in pool.map(lambda run: list(curve(*run, threads)), runs):
             writer.writerows({**row, **facts()} for row in rows)
             sys.stdout.flush()
             last.append(rows[-1])

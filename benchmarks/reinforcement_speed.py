@@ -13,12 +13,16 @@ parts of the whole. One row a size, as CSV.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import profile
 
 from drumline.config import ClusterEnvironment, RunConfig, parse_config
 from drumline.config.section import import_object
@@ -33,15 +37,24 @@ COLUMNS = (
 )
 
 
-def config_of(asked: argparse.Namespace, environments: int, epochs: int) -> RunConfig:
+def config_of(
+    asked: argparse.Namespace,
+    environments: int,
+    epochs: int,
+    environment: dict[str, Any] | None = None,
+) -> RunConfig:
+    """The run to measure; without an environment of its own in the one asked for."""
     size = environments * STEPS
     data: dict[str, Any] = {
         "task": {
             "name": "clstm_ppo",
-            "environment": {"name": asked.environment, "episode_limit": asked.episode_limit},
+            "environment": environment
+            or {"name": asked.environment, "episode_limit": asked.episode_limit},
             "environments": environments,
             "rollout_steps": STEPS,
+            "sequence_length": asked.sequence_length,
             "rollout_epochs": epochs,
+            "graphs": asked.graphs,
             "total_steps": 10**12 // size * size,
             "policy": {"hidden": HIDDEN, "heads": [64, 64], "sequences": asked.sequences},
         },
@@ -74,22 +87,33 @@ def rollout(session: Session, world: World) -> tuple[float, float]:
     return acting, learning
 
 
-def measure(asked: argparse.Namespace, world: World, environments: int, epochs: int) -> str:
-    config = config_of(asked, environments * world.size, epochs)
+@contextmanager
+def opened(config: RunConfig, world: World) -> Iterator[Session]:
+    """A run that is ready for its first step, in a folder of its own."""
     assert config.task is not None
     with tempfile.TemporaryDirectory() as folder:
         task = import_object(config.task.implementation)()
         session = open_session(config, task, world, RunDirectory.create(Path(folder) / "run"))
         session.open_source()
+        try:
+            yield session
+        finally:
+            session.source.close()
+            session.strategy.teardown()
+            session.events.close()
+
+
+def measure(asked: argparse.Namespace, world: World, environments: int, epochs: int) -> str:
+    config = config_of(asked, environments * world.size, epochs)
+    with opened(config, world) as session:
         rollout(session, world)
         acting = learning = 0.0
         rollouts = 0
         while acting + learning < asked.seconds:
             acted, learned = rollout(session, world)
             acting, learning, rollouts = acting + acted, learning + learned, rollouts + 1
-        session.source.close()
-        session.strategy.teardown()
-        session.events.close()
+        if asked.profile and world.is_main:
+            show_kernels(session, world, asked.profile)
     whole = acting + learning
     speed = rollouts * environments * world.size * STEPS / whole
     device = torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu"
@@ -101,6 +125,15 @@ def measure(asked: argparse.Namespace, world: World, environments: int, epochs: 
     return ",".join(map(str, facts))
 
 
+def show_kernels(session: Session, world: World, rows: int) -> None:
+    """Where the time of one rollout and its updates goes, to standard error."""
+    with profile() as found:
+        rollout(session, world)
+    order = "self_cuda_time_total" if world.device.type == "cuda" else "self_cpu_time_total"
+    table = found.key_averages().table(order, row_limit=rows, max_name_column_width=60)
+    print(table, file=sys.stderr)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sizes", default="8:10,256:4,4096:4", help="environments:epochs, ...")
@@ -110,6 +143,9 @@ def main() -> None:
     parser.add_argument("--episode-limit", type=int, default=1000)
     parser.add_argument("--micro-batch", type=int)
     parser.add_argument("--sequences", default="auto")
+    parser.add_argument("--sequence-length", type=int, help="by default the whole rollout")
+    parser.add_argument("--no-graphs", dest="graphs", action="store_false")
+    parser.add_argument("--profile", type=int, default=0, help="rows of a table of kernels")
     asked = parser.parse_args()
     sizes = [tuple(map(int, size.split(":"))) for size in asked.sizes.split(",")]
     first = config_of(asked, MINIBATCHES, 1)

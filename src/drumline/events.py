@@ -83,17 +83,31 @@ class EventReader:
         self.path = path
         self._offset = start
 
+    @property
+    def offset(self) -> int:
+        """The byte up to which events were given."""
+        return self._offset
+
     def new(self) -> list[dict[str, Any]]:
         """All complete events not given before. A torn or foreign line is passed over."""
+        return [event for _, event in self.located()]
+
+    def located(self, at_most_bytes: int = -1) -> list[tuple[int, dict[str, Any]]]:
+        """As `new`, each with the byte its line begins at.
+
+        Args:
+            at_most_bytes: Read about so much and leave the rest for the next call; -1: read all.
+        """
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
-                data = file.read()
+                data = file.read(at_most_bytes)
+                if len(data) == at_most_bytes and not data.endswith(b"\n"):
+                    data += file.readline()
         except FileNotFoundError:
             return []
-        end = data.rfind(b"\n") + 1
-        self._offset += end
-        return list(_parse(data[:end]))
+        start, self._offset = self._offset, self._offset + data.rfind(b"\n") + 1
+        return list(_parse(data[: self._offset - start], start))
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -101,14 +115,15 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return EventReader(path).new()
 
 
-def _parse(data: bytes) -> Iterator[dict[str, Any]]:
-    for line in data.splitlines():
+def _parse(data: bytes, start: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line in data.splitlines(keepends=True):
+        begins, start = start, start + len(line)
         try:
             event = json.loads(line)
         except ValueError:
             continue
         if isinstance(event, dict) and event.get("v") == SCHEMA_VERSION and "kind" in event:
-            yield event
+            yield begins, event
 
 
 def finite(value: Any) -> Any:

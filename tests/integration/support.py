@@ -109,7 +109,7 @@ class Running:
 
     def wait_for(self, what: str, found: Callable[[list[Event]], Any]) -> Any:
         """What `found` makes of the events, once that is true; fails if the process ends first."""
-        return until(what, lambda: found(self.events()), alive=self._assert_running)
+        return until(what, lambda: found(self.events()), alive=self.assert_running)
 
     def wait_for_step(self, step: int) -> None:
         """Wait for the metrics of a step."""
@@ -117,6 +117,10 @@ class Running:
             f"step {step}",
             lambda events: any(e["kind"] == "step" and e["step"] >= step for e in events),
         )
+
+    def printed(self) -> str:
+        """Its standard output so far."""
+        return self._out.read_text()
 
     def rank_pids(self, world_size: int) -> dict[int, int]:
         """Process ids of the ranks of the latest attempt, once all have started."""
@@ -147,7 +151,8 @@ class Running:
             if _is_rank_of(pid, self.process.pid):
                 os.kill(pid, signal.SIGKILL)
 
-    def _assert_running(self) -> None:
+    def assert_running(self) -> None:
+        """Fails with what it printed if it has ended."""
         assert self.process.poll() is None, (
             f"it ended with {self.process.returncode}\n"
             f"{self._out.read_text()}\n{self._err.read_text()}"

@@ -124,37 +124,47 @@ def train(
 
     In a rank that torchrun, Slurm or mpirun has started, take part in that world instead.
     """
-    from drumline.launch.preflight import open_run, plan_here
+    from drumline.jobs.local import devices_for, plan_beside_others
+    from drumline.launch.preflight import open_run
 
     if not ClusterEnvironment.detect().is_alone and not dry_run:
         return _take_part(config, follower)
     if resume and config.run_dir is not None:
         _check_resumable(config.run_dir)
-    made = plan_here(config)
     if dry_run:
-        return Outcome("planned", plan=made.as_dict())
+        return Outcome("planned", plan=plan_beside_others(config).as_dict())
     from drumline.launch import LaunchRequest, launch
 
-    with open_run(config, made) as run:
+    path = config.run_dir or config.runs_dir / RunDirectory.new_name(config.name)
+    with devices_for(config, path) as held, open_run(config, held.plan, path) as run:
         _follow(run, config, follower)
-        request = LaunchRequest(run, made, "train", spread=config.distributed, config=config)
+        request = LaunchRequest(
+            run,
+            held.plan,
+            "train",
+            spread=config.distributed,
+            config=config,
+            locks=held.locks,
+        )
         return _outcome(launch(request, follower.output), run)
 
 
 def run_script(request: ScriptRequest, follower: Follower) -> Outcome:
     """Run a user's script, one process per device."""
+    from drumline.jobs.local import devices_for
     from drumline.launch import LaunchRequest, launch
-    from drumline.launch.preflight import plan_here
 
     nominal = RunConfig(name=request.script.stem, steps=1, global_batch=2**30, devices=request.gpus)
-    made = plan_here(nominal)
     path = request.run_dir or nominal.runs_dir / RunDirectory.new_name(nominal.name)
-    run = RunDirectory.create(path)
     script = (str(request.script), *request.arguments)
-    with run.held():
-        follower.watch(run.events_path)
-        asked = LaunchRequest(run, made, "script", script, config=nominal)
-        return _outcome(launch(asked, follower.output), run)
+    with devices_for(nominal, path) as held:
+        run = RunDirectory.create(path)
+        with run.held():
+            follower.watch(run.events_path)
+            asked = LaunchRequest(
+                run, held.plan, "script", script, config=nominal, locks=held.locks
+            )
+            return _outcome(launch(asked, follower.output), run)
 
 
 def extract(options: ExtractOptions, gpus: str, follower: Follower) -> Outcome:
@@ -163,16 +173,19 @@ def extract(options: ExtractOptions, gpus: str, follower: Follower) -> Outcome:
 
     done = finished(options)
     if done is None:
+        from drumline.jobs.local import devices_for
         from drumline.launch import LaunchRequest, launch
-        from drumline.launch.preflight import plan_here
 
-        made = plan_here(RunConfig(steps=1, global_batch=2**30, devices=gpus))
-        run = RunDirectory.create(options.out / "extraction")
+        nominal = RunConfig(steps=1, global_batch=2**30, devices=gpus)
+        path = options.out / "extraction"
         function = f"{extract_in_rank.__module__}:{extract_in_rank.__name__}"
         payload = (function, options.model_dump_json())
-        with run.held():
-            follower.watch(run.events_path)
-            launched = launch(LaunchRequest(run, made, "call", payload), follower.output)
+        with devices_for(nominal, path) as held:
+            run = RunDirectory.create(path)
+            with run.held():
+                follower.watch(run.events_path)
+                asked = LaunchRequest(run, held.plan, "call", payload, locks=held.locks)
+                launched = launch(asked, follower.output)
         if launched.exit_code != EXIT_DONE:
             return _outcome(launched, run)
         done = finished(options)

@@ -48,6 +48,9 @@ class Commands(LazyGroup):
         "show": Entry("drumline.cli.show", "Show one run: plan, curves, checkpoints, verdict."),
         "activations": Entry("drumline.cli.activations", "Store a language model's activations."),
         "sae": Entry("drumline.cli.sae", "Export a trained sparse autoencoder."),
+        "serve": Entry("drumline.cli.serve", "Serve the API, and run trainings from a queue."),
+        "token": Entry("drumline.cli.token", "Make and revoke tokens of the service."),
+        "agent": Entry("drumline.cli.agent", "Run the trainings queued for this machine."),
     }
 
 

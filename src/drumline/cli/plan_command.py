@@ -11,12 +11,10 @@ from drumline.cli import completion
 from drumline.cli.options import GPUS_HELP, Json, new_app
 
 if TYPE_CHECKING:
-    from drumline.bench.memory import MemoryAnswers, Tracer
+    from drumline.bench.whole_plan import WholePlan
     from drumline.config import RunConfig
     from drumline.hardware import Machine
-    from drumline.planning import Plan
     from drumline.planning.batch import Batch, LearningRate
-    from drumline.planning.speed import Speed
 
 app = new_app()
 
@@ -73,26 +71,18 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show devices, mode, shares and predicted step times of a run, and why; nothing is started."""
-    from drumline.bench import memory
+    from drumline.bench.whole_plan import whole_plan
     from drumline.config import load_config
     from drumline.launch.preflight import visible_machine
-    from drumline.planning import plan as make_plan
 
     given = [*(overrides or []), *([] if gpus is None else [f"devices={gpus!r}"])]
     read = load_config(config, given)
-    if read.task is not None:
-        read.task.check()
     machine = visible_machine() if simulate is None else _simulated(simulate)
     before = read.global_batch
     if per_device is not None:
         read = _with_batch(read, machine, per_device)
-    first = make_plan(read, machine)  # what cannot be planned is said before anything is traced
-    speed, no_speed = _speed(read, machine, profile)
-    with memory.TracingProcess() as tracer:
-        answers, no_memory = _memory(read, first, tracer)
-        made = make_plan(read, machine, speed=speed, memory=answers)
-    missing = [line for line in (no_speed, no_memory) if line is not None]
-    _show(read, made, before, missing, explain=explain, out=out, as_json=as_json)
+    made = whole_plan(read, machine, profile=profile, batch_before=before)
+    _show(read, made, before, explain=explain, out=out, as_json=as_json)
 
 
 def _simulated(setting: str) -> Machine:
@@ -113,63 +103,18 @@ def _with_batch(config: RunConfig, machine: Machine, per_device: int) -> RunConf
     return override(config, [f"global_batch={total}"])
 
 
-def _speed(
-    config: RunConfig, machine: Machine, profile: str | None
-) -> tuple[Speed | None, str | None]:
-    """The speed to plan by, or why there is none."""
-    from drumline.cli.speeds import profile_of, profiled
-    from drumline.errors import LaunchError
-    from drumline.planning.profile import load_profile
-
-    chosen = profile_of(machine) if profile is None else load_profile(profile)
-    on_cpu = config.devices.strip().startswith("cpu")
-    if config.task is None or chosen is None or (on_cpu and profile is None):
-        return None, "no step times: no profile is stored for these devices"
-    try:
-        return profiled(config, chosen), None
-    except LaunchError as error:
-        return None, f"no step times: {error.message}"
-
-
-def _memory(
-    config: RunConfig, first: Plan, tracer: Tracer
-) -> tuple[MemoryAnswers | None, str | None]:
-    """What answers for the config's memory, or why nothing does."""
-    from drumline.bench.memory import MemoryAnswers
-    from drumline.config import Mode
-    from drumline.errors import DrumlineError
-
-    if config.task is None:
-        return None, "no memory estimate: the config names no task whose step could be traced"
-    answers = MemoryAnswers(config, tracer)
-    try:
-        # Whether it can be traced at all; a mesh only on as many devices as it has places.
-        answers.need(len(first.devices) if config.distributed.mode is Mode.HYBRID else 1, None)
-    except DrumlineError as error:
-        return None, f"no memory estimate: {error.message}"
-    return answers, None
-
-
 def _show(
     config: RunConfig,
-    made: Plan,
+    whole: WholePlan,
     before: int,
-    missing: list[str],
     *,
     explain: bool,
     out: Path | None,
     as_json: bool,
 ) -> None:
     from drumline.cli.output import print_json, results
-    from drumline.planning.batch import cut_batch, learning_rates
 
-    granularity = config.task.granularity if config.task else 1
-    batch = cut_batch(made.shares, made.micro_batch, granularity)
-    rates = learning_rates(config.optimizer.lr, before, config.global_batch)
-    data: dict[str, Any] = made.as_dict()
-    data["batch"] = batch.as_dict()
-    data["learning_rates"] = {rate.rule: rate.lr for rate in rates}
-    data["missing"] = missing
+    made, data = whole.plan, whole.as_dict()
     if out is not None:
         _write(out, data)
     if as_json:
@@ -180,7 +125,7 @@ def _show(
 
     console = results()
     console.print(render_plan(_plain(made.as_dict())))
-    console.print(_batch_lines(batch, rates, before, config.global_batch))
+    console.print(_batch_lines(whole.batch, whole.rates, before, config.global_batch))
     if made.candidates:
         console.print(candidates_table(made.candidates))
     if made.memory:
@@ -189,7 +134,7 @@ def _show(
         console.print(memory_table(made.memory))
         for line in memory_lines(made.memory, explain=explain):
             console.print(line, style="dim", markup=False, soft_wrap=True)
-    for line in missing:
+    for line in whole.missing:
         console.print(line, style="dim", markup=False, soft_wrap=True)
     for line in candidates_arithmetic(made.candidates) if explain else []:
         console.print(line, style="dim", markup=False, soft_wrap=True)

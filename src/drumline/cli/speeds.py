@@ -1,4 +1,4 @@
-"""Where `plan` and `estimate` get a device's speed from: a stored profile, or a calibration."""
+"""Where `estimate` gets a device's speed from: a stored profile, or a calibration."""
 
 from __future__ import annotations
 
@@ -6,20 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from drumline.errors import BadInput
-from drumline.planning.profile import DeviceProfile, find_profile, load_profile, stored_profiles
-from drumline.planning.speed import ProfiledSpeed, Speed
+from drumline.planning.profile import load_profile, stored_profiles
+from drumline.planning.speed import Speed
 
 if TYPE_CHECKING:
     from drumline.config import RunConfig
     from drumline.hardware import Machine
-
-
-def profiled(config: RunConfig, profile: DeviceProfile) -> Speed:
-    """The speed of a profile, for what a trace says the config costs."""
-    from drumline.bench.workload_trace import trace_workload
-
-    granularity = config.task.granularity if config.task else 1
-    return ProfiledSpeed(trace_workload(config), profile, config.precision, granularity)
 
 
 def for_estimate(
@@ -34,6 +26,8 @@ def for_estimate(
     Raises:
         BadInput: If there is neither a profile nor leave to time steps here.
     """
+    from drumline.bench.whole_plan import profile_of, profiled
+
     named = None if profile is None else load_profile(profile)
     if calibrate:
         from drumline.bench.calibration import calibrate as run_calibration
@@ -49,9 +43,3 @@ def for_estimate(
             f"({', '.join(stored_profiles())}, or a YAML file).",
         )
     return profiled(config, found)
-
-
-def profile_of(machine: Machine) -> DeviceProfile | None:
-    """The stored profile of the machine's devices, if all are of one kind and it has one."""
-    names = {device.name for device in machine.usable}
-    return find_profile(next(iter(names))) if len(names) == 1 else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,20 @@ RUN_DIR = "DRUMLINE_RUN_DIR"
 ATTEMPT = "DRUMLINE_ATTEMPT"
 PLAN_DEVICES = "DRUMLINE_DEVICES"
 OVERRIDES = "DRUMLINE_OVERRIDES"
+DEVICE_LOCKS = "DRUMLINE_DEVICE_LOCKS"
+LOCK_FOLDER = "DRUMLINE_LOCK_FOLDER"
+MARK = "DRUMLINE_ATTEMPT_MARK"
+"""Carried by all processes of a training that the service runs."""
 DEFAULT_PORT = 29500
 COMMUNICATION_PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "GLOO_", "TP_")
+
+
+def only_these(names: Collection[str]) -> dict[str, str]:
+    """Of this process's environment variables those named, and those that say where Python finds
+    its packages: what a process gets that is to know no more.
+    """
+    wanted = {*names, "PYTHONPATH", "VIRTUAL_ENV"}
+    return {name: value for name, value in os.environ.items() if name in wanted}
 
 
 @dataclass(frozen=True)
@@ -123,6 +135,30 @@ def visible_devices_setting(
     """The values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER; None where not set."""
     env = os.environ if environ is None else environ
     return env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER")
+
+
+def device_lock_paths(environ: Mapping[str, str] | None = None) -> list[str]:
+    """The lock files of the devices that our launcher holds for its ranks."""
+    env = os.environ if environ is None else environ
+    return [path for path in env.get(DEVICE_LOCKS, "").split(os.pathsep) if path]
+
+
+def lock_folder_setting(environ: Mapping[str, str] | None = None) -> str | None:
+    """Where lock files of devices are kept, if the user says so: containers that share devices
+    need to share a folder.
+    """
+    return (os.environ if environ is None else environ).get(LOCK_FOLDER) or None
+
+
+def has_service(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether this machine has a service that a run started by hand is to be entered in: one is
+    named, or has been started here. What the service itself runs is there already.
+    """
+    env = os.environ if environ is None else environ
+    if MARK in env:
+        return False
+    home = Path(env.get("DRUMLINE_HOME") or "~/.drumline").expanduser()
+    return bool(env.get("DRUMLINE_DATABASE_URL")) or (home / "drumline.db").is_file()
 
 
 def communication_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -64,6 +64,11 @@ class TaskConfig(Section):
         """Whether the task's own keys say when a run ends, so that steps and epochs need not."""
         return False
 
+    @property
+    def untraced(self) -> tuple[str, ...]:
+        """What takes time in a run and is in no trace of a step: how an estimate names it."""
+        return ()
+
     def problem_with(self, run: RunConfig) -> str | None:
         """What in the other sections contradicts this one, with a remedy; None if nothing does."""
         del run

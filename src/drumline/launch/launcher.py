@@ -8,11 +8,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from drumline.config import DistributedConfig, Mode, RunConfig, load_config
-from drumline.config.environment import ATTEMPT, OVERRIDES, PLAN_DEVICES, RUN_DIR
+from drumline.config.environment import ATTEMPT, DEVICE_LOCKS, OVERRIDES, PLAN_DEVICES, RUN_DIR
 from drumline.config.load import override
 from drumline.errors import EXIT_FAILED, DrumlineError
 from drumline.events import EventLog, EventReader
@@ -44,6 +45,7 @@ class LaunchRequest:
             the word over them.
         config: What was planned. With it a run that has lost a device goes on with the others.
         probe: Says what devices are there when an attempt has failed.
+        locks: Lock files of the devices, which this process holds and the ranks join.
     """
 
     run: RunDirectory
@@ -53,6 +55,7 @@ class LaunchRequest:
     spread: DistributedConfig = field(default_factory=DistributedConfig)
     config: RunConfig | None = None
     probe: Callable[[], Machine] = visible_machine
+    locks: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,7 @@ class _Launch:
             PLAN_DEVICES: plan.devices[0].kind,
             OVERRIDES: " ".join(f"{key}={value}" for key, value in self._overrides.items()),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+            DEVICE_LOCKS: os.pathsep.join(map(str, self.request.locks)),
             "PYTHONUNBUFFERED": "1",
         }
         uuids = [device.uuid for device in plan.devices if device.uuid]
@@ -318,7 +322,9 @@ class _Tail:
 
 
 def _next_attempt(run: RunDirectory) -> int:
-    return max((int(event["attempt"]) + 1 for event in run.events()), default=0)
+    """One more than the last that began; what was told before any did is of none."""
+    begun = (e for e in run.events() if e["rank"] >= 0 or e["kind"] == "attempt_started")
+    return max((int(event["attempt"]) + 1 for event in begun), default=0)
 
 
 def _last_lines(run: RunDirectory, rank: int) -> list[str]:

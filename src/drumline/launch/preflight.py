@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from drumline.config import Mode, RunConfig
 from drumline.config.environment import visible_devices_setting
@@ -28,8 +29,15 @@ def visible_machine() -> Machine:
     return replace(machine, devices=tuple(visible_devices(machine.devices, setting, order).devices))
 
 
-def plan_here(config: RunConfig) -> Plan:
+def plan_here(
+    config: RunConfig, machine: Machine | None = None, occupied: Collection[str] = ()
+) -> Plan:
     """The plan of a config on this machine.
+
+    Args:
+        config: A checked config.
+        machine: What is there; by default it is looked at.
+        occupied: UUIDs of devices that others hold; a mapping says who they are.
 
     Raises:
         DeviceError: If the devices asked for are not there, not free, or only simulated.
@@ -37,7 +45,7 @@ def plan_here(config: RunConfig) -> Plan:
     """
     if config.task is not None:
         config.task.check()
-    made = plan(config, visible_machine())
+    made = plan(config, machine or visible_machine(), occupied)
     simulated = [device for device in made.devices if device.simulated]
     if simulated:
         raise DeviceError(
@@ -51,13 +59,12 @@ def plan_here(config: RunConfig) -> Plan:
 
 
 @contextmanager
-def open_run(config: RunConfig, made: Plan) -> Iterator[RunDirectory]:
-    """The run directory of a config, made, with config and plan in it, and held to the end.
+def open_run(config: RunConfig, made: Plan, path: Path) -> Iterator[RunDirectory]:
+    """The run directory at `path`, made, with config and plan in it, and held to the end.
 
     Raises:
         RunDirectoryError: If it cannot be written, or another process holds it.
     """
-    path = config.run_dir or config.runs_dir / RunDirectory.new_name(config.name)
     run = RunDirectory.create(path)
     with run.held():
         run.write_config(config.model_dump(mode="json"))

@@ -1,8 +1,8 @@
 """What every rank executes: `python -m drumline.launch.worker PARENT KIND ARGUMENTS...`.
 
-It ties itself to the launcher's life, sends its output to its own log, and then trains the run
-directory's config, calls a function, or runs a user's script. A failure becomes an event that
-says what the cause was, for the launcher to decide on.
+It ties itself to the launcher's life, holds the devices with it, sends its output to its own log,
+and then trains the run directory's config, calls a function, or runs a user's script. A failure
+becomes an event that says what the cause was, for the launcher to decide on.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from drumline.config import ClusterEnvironment
+from drumline.config.environment import device_lock_paths
 from drumline.errors import EXIT_FAILED, BadInput, DrumlineError
 from drumline.events import EventLog
+from drumline.hardware.device_locks import join_claim
 from drumline.launch.lifeline import die_with_parent
 from drumline.launch.policy import COMMUNICATION, OUT_OF_MEMORY, TIMEOUT
 from drumline.run_directory import RunDirectory
@@ -26,6 +28,7 @@ from drumline.run_directory import RunDirectory
 def main(arguments: list[str]) -> int:
     """Run one rank; returns its exit code."""
     die_with_parent(int(arguments[0]))
+    join_claim(device_lock_paths())
     environment = ClusterEnvironment.detect()
     assert environment.run_dir is not None, "the launcher names the run directory"
     run = RunDirectory(environment.run_dir)

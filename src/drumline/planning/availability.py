@@ -6,7 +6,7 @@ somebody else, or too small; each reason is in words with its numbers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drumline.hardware import Device, Machine
@@ -29,7 +29,7 @@ class Need:
 
     Attributes:
         memory_bytes: The run's need on each device; None where it is not known.
-        occupied: UUIDs that other trainings have leased.
+        occupied: UUIDs that other trainings have leased; a mapping says in words who they are.
         reserved: UUIDs that are kept back for other use.
         foreign_bytes: Other processes may hold this much on a device that counts as free.
     """
@@ -64,8 +64,10 @@ def why_gone(device: Device) -> str | None:
 def why_held(device: Device, need: Need) -> str | None:
     """A lease or a reservation, of the device, of its MIG parent, or of one of its instances."""
     related = {device.uuid, device.mig_parent_uuid, *(unit.uuid for unit in device.mig_instances)}
-    if related & set(need.occupied):
-        return "held by another training"
+    held = next((uuid for uuid in need.occupied if uuid in related), None)
+    if held is not None:
+        who = need.occupied[held] if isinstance(need.occupied, Mapping) else "another training"
+        return f"held by {who}"
     if related & set(need.reserved):
         return "reserved, kept back from trainings"
     return None

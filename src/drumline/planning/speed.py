@@ -193,6 +193,7 @@ class ProfiledSpeed:
     profile: DeviceProfile
     precision: Precision
     granularity: int = 1
+    untraced: tuple[str, ...] = ()
 
     @property
     def device(self) -> str:
@@ -228,8 +229,8 @@ class ProfiledSpeed:
 
     @property
     def gaps(self) -> tuple[str, ...]:
-        """What the profile leaves out."""
-        return self.profile.gaps(self.precision)
+        """What the profile and the trace leave out."""
+        return (*self.profile.gaps(self.precision), *self.untraced)
 
     def work(
         self, mode: str, share: int, micro_batch: int, devices: int, held: float = 1.0

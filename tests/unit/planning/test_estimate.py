@@ -57,6 +57,15 @@ def test_what_is_not_known_is_said_once() -> None:
     assert found.notes == ("not known, and counted as nothing: the time to launch a kernel",)
 
 
+def test_what_no_trace_sees_is_said_beside_what_the_profile_lacks() -> None:
+    found = estimate(
+        config(), [1], speed(profile=profile(launch_s=None), untraced=("acting",)), PRICES
+    )
+    assert found.notes == (
+        "not known, and counted as nothing: the time to launch a kernel, acting",
+    )
+
+
 def test_shares_of_the_config_hold_for_their_number_of_devices_only() -> None:
     found = estimate(
         config(distributed={"shares": [75, 25]}), [2, 4], speed(workload=workload()), PRICES

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_stores import flip, linear, newest_good, save, steps, store_of
 from small_disk import fill, small_disk
 from torch import nn
 
-from drumline.config import CheckpointConfig
-from drumline.errors import BadInput, CheckpointError
-from drumline.training.checkpoint import COMMIT, STATE, WEIGHTS, Checkpoint, CheckpointStore
+from drumline.errors import CheckpointError
+from drumline.training.checkpoint import COMMIT, STATE, WEIGHTS, CheckpointStore
 
 FORKER = """
 import os, sys
@@ -65,28 +65,6 @@ class Tied(nn.Module):
         self.head.weight = self.embedding.weight
         self.register_buffer("count", torch.tensor([2**40, -3], dtype=torch.int64))
         self.register_buffer("mean", torch.tensor([1 / 3], dtype=torch.float64))
-
-
-def store_of(folder: Path, **keys: Any) -> CheckpointStore:
-    return CheckpointStore(folder, CheckpointConfig(**keys))
-
-
-def linear(value: float, size: int = 4) -> nn.Linear:
-    model = nn.Linear(size, size)
-    nn.init.constant_(model.weight, value)
-    return model
-
-
-def save(store: CheckpointStore, step: int, **metrics: float) -> Checkpoint:
-    return store.save(step, linear(step), {"step": step}, metrics)
-
-
-def steps(store: CheckpointStore) -> list[int]:
-    return [checkpoint.step for checkpoint in store.all()]
-
-
-def newest_good(store: CheckpointStore) -> Checkpoint | None:
-    return next((found for _, found, _ in store.examine() if found is not None), None)
 
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
@@ -168,12 +146,6 @@ def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
 
-def flip(path: Path, place: float = 0.5) -> None:
-    data = bytearray(path.read_bytes())
-    data[int(place * len(data))] ^= 1
-    path.write_bytes(data)
-
-
 def rewrite(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
@@ -248,75 +220,6 @@ def test_a_format_of_another_version_is_refused_by_its_number(tmp_path: Path) ->
     ((_, found, reason),) = store.examine()
     assert found is None
     assert "format 9" in reason
-
-
-def test_keep_last_keeps_the_newest(tmp_path: Path) -> None:
-    store = store_of(tmp_path, keep_last=2)
-    for step in (1, 2, 3, 10):
-        save(store, step)
-    assert steps(store) == [10, 3]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "step-0000000003",
-        "step-0000000010",
-    ]
-
-
-@pytest.mark.parametrize(("goal", "best"), [("min", 2), ("max", 3)])
-def test_keep_best_also_keeps_the_best(tmp_path: Path, goal: str, best: int) -> None:
-    store = store_of(tmp_path, keep_last=1, keep_best={"metric": "loss", "goal": goal})
-    for step, loss in enumerate([0.5, 0.1, 0.9, float("nan"), 0.3], start=1):
-        save(store, step, loss=loss)
-    save(store, 6)
-    assert steps(store) == [6, best]
-    found = store.best()
-    assert found is not None
-    assert found.step == best
-
-
-def test_nan_is_never_the_best_and_the_first_of_equals_is(tmp_path: Path) -> None:
-    store = store_of(tmp_path, keep_last=9, keep_best={"metric": "loss"})
-    save(store, 1, loss=float("nan"))
-    assert store.best() is None
-    save(store, 2, loss=0.5)
-    save(store, 3, loss=0.5)
-    found = store.best()
-    assert found is not None
-    assert found.step == 2
-    assert store_of(tmp_path).best() is None  # nobody asked for a best
-
-
-def test_a_user_chooses_the_best_the_last_or_a_step(tmp_path: Path) -> None:
-    store = store_of(tmp_path, keep_last=9, keep_best={"metric": "loss"})
-    with pytest.raises(BadInput, match="no checkpoint last"):
-        store.choose("last")
-    for step, loss in enumerate([0.5, 0.1, 0.9], start=1):
-        save(store, step, loss=loss)
-    assert [store.choose(which).step for which in ("best", "last", "1")] == [2, 3, 1]
-    assert store_of(tmp_path).choose("best").step == 3  # no metric was named
-    with pytest.raises(BadInput, match="no checkpoint 7") as raised:
-        store.choose("7")
-    assert "3, 2, 1" in raised.value.remedy
-    flip(tmp_path / "step-0000000001" / STATE)
-    with pytest.raises(CheckpointError, match="damaged"):
-        store.choose("1")
-
-
-def test_a_damaged_newer_one_does_not_push_out_the_one_just_written(tmp_path: Path) -> None:
-    store = store_of(tmp_path, keep_last=1)
-    flip(save(store, 50).path / STATE)
-    save(store, 45)
-    found = newest_good(store)
-    assert found is not None
-    assert found.step == 45
-
-
-def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
-    store = store_of(tmp_path)
-    save(store, 1)
-    store.save(1, linear(9), {"step": "again"}, {})
-    (found,) = store.all()
-    found.verify()
-    assert found.load_state() == {"step": "again"}
 
 
 def test_what_cannot_be_saved_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:

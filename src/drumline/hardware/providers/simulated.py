@@ -25,6 +25,7 @@ from drumline.hardware.providers.interface import Findings
 from drumline.hardware.providers.load import LOST_AFTER_S, PATTERNS, load_fields
 
 MOST_DEVICES = 256
+SIMULATED = "The devices are simulated."
 XGMI_GB_S = 64.0
 
 
@@ -55,7 +56,7 @@ class SimulatedProvider:
         ]
         links = tuple(_link(*a, *b) for a, b in combinations(ends, 2))
         problems = tuple(f"GPU {d.index} ({d.name}): {d.problem}" for d in devices if d.problem)
-        return Findings(devices, links, ("The devices are simulated.", *problems), "simulated")
+        return Findings(devices, links, (SIMULATED, *problems), "simulated")
 
     def sample(self) -> tuple[Device, ...]:
         """All devices as they are now."""

@@ -23,6 +23,7 @@ from drumline.tasks.clstm_ppo.config import CLSTMPPOConfig
 from drumline.tasks.clstm_ppo.environments.build import build_environments
 from drumline.tasks.clstm_ppo.exchange import gathered, own_part
 from drumline.tasks.clstm_ppo.experience import SUMS, Experience
+from drumline.tasks.clstm_ppo.graphs import gpu_recorder
 from drumline.tasks.clstm_ppo.minibatches import Sequences, minibatch_order
 from drumline.tasks.clstm_ppo.policy import Policy
 from drumline.tasks.clstm_ppo.progress import Counts
@@ -203,6 +204,7 @@ class Collector(Source):
             environments = build_environments(
                 self.config.environment, last - first, device, self.arithmetic.weights
             )
+            graphed = self.config.graphs and environments.capturable and device.type == "cuda"
             self.actor = Actor(
                 self.policy,
                 environments,
@@ -210,6 +212,7 @@ class Collector(Source):
                 self.config.rollout_steps,
                 self.config.granularity,
                 self.arithmetic.autocast,
+                gpu_recorder() if graphed else None,
             )
             if loaded is None:
                 self.actor.reset(mixed(self.seed, ENVIRONMENT, numbers))

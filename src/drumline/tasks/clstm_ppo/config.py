@@ -43,8 +43,9 @@ class PolicyConfig(Section):
     )
     sequences: Literal["auto", "fused", "loop"] = Field(
         "auto",
-        description="an LSTM over a sequence: torch's fused kernel, cut at episodes, or a loop "
-        "over the steps; auto: the faster one, by a rule that was measured",
+        description="an LSTM over a sequence: torch's fused kernel, cut at episodes in the way "
+        "that is fastest by a rule that was measured, or a loop over the steps; auto: fused, "
+        "but a loop recorded as a CUDA graph on a GPU, unless in bf16 or fp16",
     )
     continuous: Literal["squashed", "clipped"] = Field(
         "squashed", description="continuous actions: a Gaussian through tanh, or cut at the bounds"
@@ -122,6 +123,11 @@ class CLSTMPPOConfig(TaskConfig):
     sequence_length: PositiveInt | None = Field(
         None, description="steps of one training sequence; null: the whole rollout"
     )
+    graphs: bool = Field(
+        True,
+        description="on a GPU, launch a step of acting as one CUDA graph where the environment can "
+        "be recorded, and an LSTM's loop while learning where policy.sequences is auto",
+    )
     rollout_epochs: PositiveInt = Field(10, description="passes over each rollout")
     total_steps: PositiveInt | None = Field(
         None, description="stop after so many steps in all environments together"
@@ -152,6 +158,11 @@ class CLSTMPPOConfig(TaskConfig):
     def sets_length(self) -> bool:
         """Whether the task's own keys say when a run ends."""
         return self.total_steps is not None or self.num_episodes is not None
+
+    @property
+    def untraced(self) -> tuple[str, ...]:
+        """A trace sees learning only."""
+        return ("acting in the environments (timed with --calibrate)",)
 
     def check(self) -> None:
         """Look for the environment."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from drumline.tasks.clstm_ppo.sequences import Cuts, Recurrent, Way
+from drumline.tasks.clstm_ppo.pieces import Cuts
+from drumline.tasks.clstm_ppo.sequences import Recurrent, Way
 
 _UNCUT = Cuts(())
 

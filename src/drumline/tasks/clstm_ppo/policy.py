@@ -18,7 +18,8 @@ from drumline.tasks.clstm_ppo.config import PolicyConfig
 from drumline.tasks.clstm_ppo.distributions import build_actions
 from drumline.tasks.clstm_ppo.environments.spaces import ActionSpace
 from drumline.tasks.clstm_ppo.features import WindowFeatures, windows_of
-from drumline.tasks.clstm_ppo.sequences import Recurrent, find_cuts
+from drumline.tasks.clstm_ppo.recorded_loop import RecordedLoop
+from drumline.tasks.clstm_ppo.sequences import Recurrent, loop_together, through_each
 
 State = dict[str, Tensor]
 ACTOR_GAIN = 0.01
@@ -49,13 +50,20 @@ class Policy(nn.Module):
         space: The actions.
         config: Sizes and options.
         bound: Normalised observations are cut at this size.
+        loops: For each layer of the second LSTM, what learns with `sequences: auto`; without it the
+            fused way does.
     """
 
     def __init__(
-        self, features: int, space: ActionSpace, config: PolicyConfig, bound: float = 10.0
+        self,
+        features: int,
+        space: ActionSpace,
+        config: PolicyConfig,
+        bound: float = 10.0,
+        loops: Sequence[RecordedLoop] = (),
     ) -> None:
         super().__init__()
-        self.config, self.bound = config, bound
+        self.config, self.bound, self.loops = config, bound, tuple(loops)
         self.actions = build_actions(space, config)
         self.register_buffer("observation_mean", torch.zeros(features))
         self.register_buffer("observation_scale", torch.ones(features))
@@ -166,13 +174,27 @@ class Policy(nn.Module):
         if not self.config.carry_state:  # every step is a sequence of its own
             features = features.reshape(1, length * count, width)
             starts = torch.ones_like(starts).view(1, -1)
-        cuts, found = find_cuts(starts), {}
-        for name in self._stages():
-            stage = self._stage(name)
-            before = state[name] if self.config.carry_state else stage.initial(length * count)
-            outputs = stage(features, starts, before, cuts, self.config.sequences)
-            found[name] = outputs.view(length, count, -1)
-        return found
+        stages = [self._stage(name) for name in self._stages()]
+        before = [
+            state[name] if self.config.carry_state else stage.initial(length * count)
+            for name, stage in zip(self._stages(), stages, strict=True)
+        ]
+        if self._records(features):
+            outputs = loop_together(stages, features, starts, before, self.loops)
+        else:
+            outputs = through_each(stages, features, starts, before, self.config.sequences)
+        shape = (length, count, -1)
+        return {
+            name: each.reshape(shape) for name, each in zip(self._stages(), outputs, strict=True)
+        }
+
+    def _records(self, features: Tensor) -> bool:
+        """Whether the recorded loops are to be used. In narrower arithmetic fused kernels are
+        faster, and what is compiled is launched at once anyway.
+        """
+        learns = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        narrow = torch.is_autocast_enabled(features.device.type)
+        return bool(self.loops) and self.config.sequences == "auto" and learns and not narrow
 
     def _kept(self, starts: Tensor) -> Tensor:
         """Where the second LSTM goes on from its state."""

@@ -1,83 +1,26 @@
 """An LSTM over sequences that hold parts of several episodes, in two ways that agree.
 
-*Fused*: torch's own LSTM (cuDNN, oneDNN) over stretches without a new episode. On a GPU every
-sequence is cut for itself and all pieces go in one packed call; on the CPU, where packed calls are
-slow, all sequences are cut together wherever one of them begins an episode. *Loop*: one step after
-the other, the state zeroed where an episode begins; its backward multiplies for the weights'
-gradient once instead of at every step.
+*Fused*: torch's own LSTM (cuDNN, oneDNN) over what lies between two starts of episodes; `pieces`
+says how it is cut. *Loop*: one step after the other, the state zeroed where an episode begins.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from drumline.tasks.clstm_ppo.masked_loop import Begun, Layer, masked_loop
+from drumline.tasks.clstm_ppo.pieces import Bucket, Cuts, Pieces, find_cuts, places_in
+
 Way = Literal["auto", "fused", "loop"]
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """Sequences cut each for itself into pieces within one episode.
-
-    Attributes:
-        order: int64 [L * n], places in the flat [L, n] sequences, in the order of a packed
-            sequence: all first steps of pieces, longest piece first, then all second steps, ...
-        batch_sizes: int64 [longest], on the CPU: pieces that have a step so far in.
-        rows: int64 [pieces], the sequence each piece is of.
-        carried: bool [pieces], whether a piece goes on from the sequence's initial state.
-    """
-
-    order: Tensor
-    batch_sizes: Tensor
-    rows: Tensor
-    carried: Tensor
-
-
-@dataclass(frozen=True)
-class Cuts:
-    """Where sequences are cut.
-
-    Attributes:
-        steps: Steps, in ascending order, at which an episode begins in any sequence.
-        pieces: For a packed call; None where the stretches between `steps` do.
-    """
-
-    steps: tuple[int, ...]
-    pieces: Pieces | None = None
-
-
-def find_cuts(starts: Tensor) -> Cuts:
-    """Look where episodes begin. Waits for the device.
-
-    Args:
-        starts: bool [L, n], whether a step is the first of an episode.
-    """
-    steps = tuple(starts.any(dim=1).nonzero().flatten().tolist())
-    packed = starts.device.type != "cpu" and any(steps)
-    return Cuts(steps, _find_pieces(starts) if packed else None)
-
-
-def _find_pieces(starts: Tensor) -> Pieces:
-    length, count = starts.shape
-    begins = starts.clone()
-    begins[0] = True
-    steps = torch.arange(length, device=starts.device).unsqueeze(1)
-    since = steps - torch.where(begins, steps, 0).cummax(dim=0).values
-    piece = begins.t().reshape(-1).cumsum(0).sub(1).view(count, length).t()
-    sizes = torch.bincount(piece.reshape(-1))
-    by_size = sizes.argsort(descending=True, stable=True)
-    rank = torch.empty_like(by_size)
-    rank[by_size] = torch.arange(len(by_size), device=starts.device)
-    order = (since * len(sizes) + rank[piece]).reshape(-1).argsort()
-    rows, first_steps = begins.t().nonzero(as_tuple=True)
-    carried = (first_steps == 0) & ~starts[0, rows]
-    batch_sizes = torch.bincount(since.reshape(-1)).cpu()
-    return Pieces(order, batch_sizes, rows[by_size], carried[by_size])
+Loop = Callable[[Tensor, Layer, Begun], Tensor]
+"""Inputs [L, G or 1, n, D] through one layer of G LSTMs to outputs [L, G, n, H]."""
 
 
 class Recurrent(nn.Module):
@@ -101,7 +44,7 @@ class Recurrent(nn.Module):
 
     def initial(self, count: int) -> Tensor:
         """The state before anything was read, [count, layers, 2, H]: hidden and cell."""
-        weight = self._weights(0)[0]
+        weight = self.weights(0)[0]
         return weight.new_zeros(count, self.layers, 2, self.hidden)
 
     def step(self, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,7 +52,7 @@ class Recurrent(nn.Module):
         states = []
         for layer in range(self.layers):
             hidden, cell = torch.lstm_cell(
-                inputs, (state[:, layer, 0], state[:, layer, 1]), *self._weights(layer)
+                inputs, (state[:, layer, 0], state[:, layer, 1]), *self.weights(layer)
             )
             states.append(torch.stack([hidden, cell], dim=1))
             inputs = hidden
@@ -125,18 +68,21 @@ class Recurrent(nn.Module):
             starts: bool [L, n]: the state is zeroed before these steps.
             state: [n, layers, 2, H] before the first step; no gradient flows into it.
             cuts: `find_cuts(starts)`.
-            way: "fused", "loop", or "auto": see `faster_way`.
+            way: "fused", "loop", or "auto", which is fused: with the cuts that `find_cuts` chooses
+                it was faster than a loop that is launched step by step at every number of sequences
+                and of cuts, on a CPU and on a GPU (benchmarks/sequence_ways.py).
 
         Returns:
             [L, n, H].
         """
-        if way == "auto":
-            way = faster_way(inputs, self.hidden, cuts)
         if way == "loop":
-            return self._loop(inputs, starts, state, cuts)
-        if cuts.pieces is not None:
-            return self._packed(inputs, state, cuts.pieces)
-        return self._stretches(inputs, starts, state, cuts)
+            loops = [partial(masked_loop, cut=frozenset(cuts.steps))] * self.layers
+            return loop_together([self], inputs, starts, [state], loops)[0]
+        if cuts.pieces is None:
+            return self._stretches(inputs, starts, state, cuts)
+        if cuts.buckets:
+            return self._padded(inputs, state, cuts.pieces, cuts.buckets)
+        return self._packed(inputs, state, cuts.pieces)
 
     def _stretches(self, inputs: Tensor, starts: Tensor, state: Tensor, cuts: Cuts) -> Tensor:
         hidden, cell = (part.contiguous() for part in state.permute(2, 1, 0, 3))
@@ -152,104 +98,94 @@ class Recurrent(nn.Module):
 
     def _packed(self, inputs: Tensor, state: Tensor, pieces: Pieces) -> Tensor:
         length, count, _ = inputs.shape
-        hidden, cell = state.permute(2, 1, 0, 3)
-        kept = pieces.carried.to(state.dtype).view(1, -1, 1)
-        first = (hidden[:, pieces.rows] * kept, cell[:, pieces.rows] * kept)
+        first = _begun(state, pieces)
         flat = inputs.reshape(length * count, -1)[pieces.order]
         packed = self.lstm(PackedSequence(flat, pieces.batch_sizes), first)[0].data
         outputs = torch.empty_like(packed).index_copy(0, pieces.order, packed)
         return outputs.view(length, count, self.hidden)
 
-    def _loop(self, inputs: Tensor, starts: Tensor, state: Tensor, cuts: Cuts) -> Tensor:
-        keep, cut = (~starts).unsqueeze(-1), frozenset(cuts.steps)
-        for layer in range(self.layers):
-            weight, recurrent, bias, recurrent_bias = self._weights(layer)
-            gates = nn.functional.linear(inputs, weight, bias + recurrent_bias)
-            begin = (state[:, layer, 0], state[:, layer, 1])
-            inputs = _masked_loop(gates, recurrent, *begin, keep, cut)
-        return inputs
+    def _padded(
+        self, inputs: Tensor, state: Tensor, pieces: Pieces, buckets: tuple[Bucket, ...]
+    ) -> Tensor:
+        length, count, width = inputs.shape
+        hidden, cell = _begun(state, pieces)
+        flat, found, places = inputs.reshape(length * count, width), [], []
+        for bucket in buckets:
+            these = slice(bucket.begin, bucket.end)
+            place = places_in(bucket, pieces, length, count)
+            read = flat.index_select(0, place.clamp(max=length * count - 1).reshape(-1))
+            begun = (hidden[:, these].contiguous(), cell[:, these].contiguous())
+            outputs = self.lstm(read.view(*place.shape, width), begun)[0]
+            found.append(outputs.reshape(-1, self.hidden))
+            places.append(place.reshape(-1))
+        together = torch.cat(found)
+        outputs = together.new_empty(length * count + 1, self.hidden)
+        outputs = outputs.index_copy(0, torch.cat(places), together)[:-1]
+        return outputs.view(length, count, self.hidden)
 
-    def _weights(self, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def weights(self, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of a layer: [4H, D] for what it reads, [4H, H] for its state, and two biases [4H]."""
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         found = [getattr(self.lstm, f"{name}_l{layer}") for name in names]
         return found[0], found[1], found[2], found[3]
 
 
-def faster_way(inputs: Tensor, hidden: int, cuts: Cuts) -> Way:
-    """The fused way, until both were measured side by side."""
-    del inputs, hidden, cuts
-    return "fused"
+def through_each(
+    lstms: Sequence[Recurrent],
+    inputs: Tensor,
+    starts: Tensor,
+    states: Sequence[Tensor],
+    way: Way,
+) -> tuple[Tensor, ...]:
+    """Outputs of several LSTMs of one size that read the same: [L, n, H] each.
+
+    Args:
+        lstms: G of them.
+        inputs: [L, n, D].
+        starts: bool [L, n]: the state is zeroed before these steps.
+        states: Before the first step, [n, layers, 2, H] each.
+        way: "loop" goes through all together, "fused" and "auto" through one after the other.
+    """
+    cuts = find_cuts(starts)
+    if way == "loop":
+        loops = [partial(masked_loop, cut=frozenset(cuts.steps))] * lstms[0].layers
+        return loop_together(lstms, inputs, starts, states, loops)
+    return tuple(
+        lstm(inputs, starts, state, cuts, way) for lstm, state in zip(lstms, states, strict=True)
+    )
 
 
-class _MaskedLoop(torch.autograd.Function):
-    """One LSTM layer over [L, n, 4H] gate inputs (in the order i, f, g, o, as torch has them)."""
+def loop_together(
+    lstms: Sequence[Recurrent],
+    inputs: Tensor,
+    starts: Tensor,
+    states: Sequence[Tensor],
+    loops: Sequence[Loop],
+) -> tuple[Tensor, ...]:
+    """Outputs of several LSTMs of one size that read the same, in one loop over the steps.
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        gates: Tensor,
-        weight: Tensor,
-        hidden: Tensor,
-        cell: Tensor,
-        keep: Tensor,
-        cut: frozenset[int],
-    ) -> Tensor:
-        length, count, width = gates.shape
-        size = width // 4
-        state_dtype = torch.promote_types(gates.dtype, torch.float32)
-        recurrent = weight.to(gates.dtype).t()
-        active = torch.empty(length, count, width, dtype=state_dtype, device=gates.device)
-        cells = active.new_empty(length, count, size)
-        befores, hiddens, outputs = (torch.empty_like(cells) for _ in range(3))
-        tanhs = torch.empty_like(cells)
-        hidden, cell = hidden.to(state_dtype), cell.to(state_dtype)
-        for step in range(length):
-            if step in cut:
-                hidden, cell = hidden * keep[step], cell * keep[step]
-            hiddens[step], befores[step] = hidden, cell
-            gate = active[step]
-            if gates.dtype == state_dtype:
-                torch.addmm(gates[step], hidden, recurrent, out=gate)
-            else:
-                gate.copy_(torch.addmm(gates[step], hidden.to(gates.dtype), recurrent))
-            gate[:, : 2 * size].sigmoid_()
-            gate[:, 2 * size : 3 * size].tanh_()
-            gate[:, 3 * size :].sigmoid_()
-            enter, forget, new, leave = gate.chunk(4, dim=1)
-            cell = torch.mul(forget, cell, out=cells[step]).addcmul_(enter, new)
-            hidden = torch.mul(leave, torch.tanh(cell, out=tanhs[step]), out=outputs[step])
-        ctx.save_for_backward(active, befores, tanhs, hiddens, weight, keep)
-        ctx.cut, ctx.gate_dtype = cut, gates.dtype
-        return outputs
+    Args:
+        lstms: G of them.
+        inputs: [L, n, D].
+        starts: bool [L, n]: the state is zeroed before these steps.
+        states: Before the first step, [n, layers, 2, H] each.
+        loops: What goes through each layer: `masked_loop`, or a `RecordedLoop` each.
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        active, befores, tanhs, hiddens, weight, keep = ctx.saved_tensors
-        length, count, width = active.shape
-        size = width // 4
-        outgoing = gradients[0].to(active.dtype)
-        recurrent = weight.to(ctx.gate_dtype)
-        into = torch.empty_like(active)
-        d_hidden = active.new_zeros(count, size)
-        d_cell = torch.zeros_like(d_hidden)
-        for step in reversed(range(length)):
-            enter, forget, new, leave = active[step].chunk(4, dim=1)
-            d_enter, d_forget, d_new, d_leave = into[step].chunk(4, dim=1)
-            tanh = tanhs[step]
-            d_hidden = d_hidden + outgoing[step]
-            torch.mul(d_hidden * tanh, leave * (1 - leave), out=d_leave)
-            d_cell = torch.addcmul(d_cell, d_hidden * leave, 1 - tanh * tanh)
-            torch.mul(d_cell * new, enter * (1 - enter), out=d_enter)
-            torch.mul(d_cell * befores[step], forget * (1 - forget), out=d_forget)
-            torch.mul(d_cell * enter, 1 - new * new, out=d_new)
-            d_cell = d_cell * forget
-            d_hidden = (into[step].to(ctx.gate_dtype) @ recurrent).to(active.dtype)
-            if step in ctx.cut:
-                d_hidden, d_cell = d_hidden * keep[step], d_cell * keep[step]
-        flat = into.view(-1, width).to(ctx.gate_dtype)
-        d_weight = flat.t() @ hiddens.view(-1, size).to(ctx.gate_dtype)
-        gates = into.to(ctx.gate_dtype)
-        return gates, d_weight.to(weight.dtype), None, None, None, None
+    Returns:
+        [L, n, H] each.
+    """
+    read = inputs.unsqueeze(1)
+    for number, loop in zip(range(lstms[0].layers), loops, strict=True):
+        weights = zip(*(lstm.weights(number) for lstm in lstms), strict=True)
+        weight, recurrent, bias, recurrent_bias = (torch.stack(each) for each in weights)
+        layer = Layer(weight, recurrent, bias + recurrent_bias)
+        hidden, cell = torch.stack([state[:, number] for state in states]).unbind(dim=2)
+        read = loop(read, layer, Begun(hidden, cell, ~starts))
+    return read.unbind(dim=1)
 
 
-_masked_loop: Any = _MaskedLoop.apply
+def _begun(state: Tensor, pieces: Pieces) -> tuple[Tensor, Tensor]:
+    """Hidden and cell, each [layers, pieces, H], that pieces begin with."""
+    hidden, cell = state.permute(2, 1, 0, 3)
+    kept = pieces.carried.to(state.dtype).view(1, -1, 1)
+    return hidden[:, pieces.rows] * kept, cell[:, pieces.rows] * kept

@@ -18,10 +18,12 @@ from drumline.planning.shares import cut_shares
 from drumline.tasks.clstm_ppo.collector import EVALUATION, Collector
 from drumline.tasks.clstm_ppo.config import CLSTMPPOConfig
 from drumline.tasks.clstm_ppo.environments.build import build_environments
+from drumline.tasks.clstm_ppo.graphs import gpu_recorder
 from drumline.tasks.clstm_ppo.loss import ppo_loss
 from drumline.tasks.clstm_ppo.minibatches import Sequences
 from drumline.tasks.clstm_ppo.play import play
 from drumline.tasks.clstm_ppo.policy import Policy
+from drumline.tasks.clstm_ppo.recorded_loop import RecordedLoop
 from drumline.training.noise import mixed
 from drumline.training.precision import Arithmetic
 from drumline.training.source import Source
@@ -62,8 +64,15 @@ class CLSTMPPOTask(Task):
 
     def build_model(self) -> Policy:
         """Actor and critic."""
-        bound = self.config.normalise.bound
-        self.policy = Policy(self.features, self.actions, self.config.policy, bound)
+        config, on_gpu = self.config.policy, self.world.device.type == "cuda"
+        loops = [RecordedLoop(gpu_recorder) for _ in range(config.layers)]
+        self.policy = Policy(
+            self.features,
+            self.actions,
+            config,
+            self.config.normalise.bound,
+            loops if on_gpu and self.config.graphs else (),
+        )
         return self.policy
 
     def check_mode(self, mode: Mode) -> None:

@@ -1,5 +1,6 @@
 """Acting: a rollout against the same steps taken one by one by hand."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from collectors import collector_of, config_of
 
 from drumline.tasks.clstm_ppo.environments.build import build_environments
+from drumline.tasks.clstm_ppo.environments.tensor_environments import TensorEnvironments
+from drumline.tasks.clstm_ppo.graphs import Recorder, gpu_recorder, recorded
 from drumline.tasks.clstm_ppo.rollout import Actor, Rollout
 from drumline.training.noise import uniform
 
@@ -20,12 +23,20 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-def actor_of(steps: int, every: int, **keys: Any) -> Actor:
+def actor_of(
+    steps: int,
+    every: int,
+    record: Recorder | None = None,
+    device: torch.device = CPU,
+    **keys: Any,
+) -> Actor:
     config = config_of(**keys)
     _, policy = collector_of(config)
-    environments = build_environments(config.environment, 4, CPU, torch.float64)
-    actor = Actor(lambda: policy, environments, NOISE, steps, every, nullcontext)
-    actor.reset(SEEDS)
+    policy.to(device)
+    environments = build_environments(config.environment, 4, device, torch.float64)
+    noise, seeds = NOISE.to(device), SEEDS.to(device)
+    actor = Actor(lambda: policy, environments, noise, steps, every, nullcontext, record)
+    actor.reset(seeds)
     return actor
 
 
@@ -88,6 +99,80 @@ def test_two_rollouts_are_one_of_twice_the_length() -> None:
     for name, states in whole.states.items():
         assert torch.equal(torch.cat([first.states[name], second.states[name]]), states)
     assert torch.allclose(first.next_values[-1], whole.next_values[9], atol=1e-13)
+
+
+def again(body: Callable[[], None]) -> Callable[[], None]:
+    """In place of a CUDA graph: the same, kernel by kernel."""
+    return body
+
+
+HOW = [
+    pytest.param(lambda: again, CPU, id="again"),
+    pytest.param(gpu_recorder, torch.device("cuda"), marks=pytest.mark.gpu, id="graph"),
+]
+
+
+@pytest.mark.parametrize(("recorder", "device"), HOW)
+@pytest.mark.parametrize("environment", ["cartpole_memory", "pendulum_memory"])
+@pytest.mark.parametrize("keys", POLICIES.values(), ids=POLICIES)
+def test_recorded_steps_are_the_same_steps(
+    keys: dict[str, Any],
+    environment: str,
+    recorder: Callable[[], Recorder],
+    device: torch.device,
+) -> None:
+    """Bit for bit over three rollouts; and when going on from what was saved after the second."""
+    keys = {
+        "policy": {"hidden": 6, **keys},
+        "environment": {"name": environment, "episode_limit": 9},
+    }
+    plain, graphed, resumed = (
+        actor_of(12, 6, how, device, **keys) for how in (None, recorder(), recorder())
+    )
+    for number in range(3):
+        wanted, found = plain.collect(), graphed.collect()
+        _equal(found, wanted)
+        if number == 1:
+            saved = {name: tensor.clone() for name, tensor in graphed.state_dict().items()}
+            resumed.collect()
+            resumed.load_state_dict(saved, graphed.steps_done)
+    _equal(resumed.collect(), wanted)
+    assert wanted.truncated.any()
+
+
+@pytest.mark.parametrize("environment", ["cartpole_memory", "pendulum_memory"])
+def test_episodes_drawn_ahead_are_the_same_episodes(environment: str) -> None:
+    """Over three rollouts in which environments begin several episodes at different steps."""
+    where = {"name": environment, "episode_limit": 5}
+    plain, ahead = (actor_of(12, 6, environment=where) for _ in range(2))
+    environments = ahead.environments
+    assert isinstance(environments, TensorEnvironments)
+    environments.foresees = True
+    for _ in range(3):
+        _equal(ahead.collect(), plain.collect())
+    assert int(environments.episodes.min()) >= 7
+
+
+def test_what_lies_in_what_is_overwritten_is_copied_first() -> None:
+    """A step that hands on two tensors crosswise, and a view."""
+    here = {"a": torch.tensor([1.0]), "b": torch.tensor([2.0]), "part": torch.tensor([0.0])}
+
+    def cross() -> None:
+        here.update(a=here["b"], b=here["a"], part=here["a"][:1])
+
+    do = recorded(cross, lambda: here, here.update, again)
+    do()
+    do()
+    do()
+    assert [float(here[name]) for name in ("a", "b", "part")] == [2.0, 1.0, 1.0]
+
+
+def _equal(found: Rollout, wanted: Rollout) -> None:
+    for name, value in vars(wanted).items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(getattr(found, name), value), name
+    for name, state in wanted.states.items():
+        assert torch.equal(found.states[name], state), name
 
 
 def _copied(rollout: Rollout) -> Rollout:

@@ -23,7 +23,7 @@ START = 0.05
 class CartPole(TensorEnvironments):
     """Reward 1 a step until the pole falls or the cart leaves the track."""
 
-    draws = 4
+    capturable, draws = True, 4
 
     def __init__(
         self,

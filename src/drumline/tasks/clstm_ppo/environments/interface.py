@@ -48,8 +48,11 @@ class Environments(ABC):
             floating point [E, size] for Box.
         episode_limit: Episodes are cut off after this many steps, and never before; None if that
             is not known.
+        capturable: Whether a step on a GPU can be recorded as a CUDA graph: it never waits for the
+            device, brings nothing to it, and all it changes is in `state_dict`.
     """
 
+    capturable: bool = False
     count: int
     observation_space: Box
     action_space: ActionSpace
@@ -71,6 +74,11 @@ class Environments(ABC):
     def step(self, actions: Tensor) -> Transition:
         """Act once in every environment. Returned tensors are not changed by later steps."""
 
+    def foresee(self, steps: int) -> None:
+        """So many steps follow, and no more before this is called again: what can be made ready for
+        all of them at once may be made here.
+        """
+
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
         """All that is needed to go on, environments in dim 0 of every tensor.
@@ -82,6 +90,12 @@ class Environments(ABC):
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state_dict` gave, as if nothing had happened between."""
+
+    def bind(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from tensors named as in `state_dict`, and hold them, not copies. Only asked for
+        where `capturable`.
+        """
+        raise NotImplementedError
 
     def close(self) -> None:
         """Let go of processes and the like."""

@@ -17,7 +17,7 @@ GRAVITY, INTERVAL_S, FASTEST, STRONGEST = 10.0, 0.05, 8.0, 2.0
 class Pendulum(TensorEnvironments):
     """The cost is the squared angle from upright, and a little for speed and torque."""
 
-    draws = 2
+    capturable, draws = True, 2
 
     def __init__(
         self,
@@ -31,11 +31,11 @@ class Pendulum(TensorEnvironments):
         high = (1.0, 1.0, FASTEST) if config.velocities else (1.0, 1.0)
         self.observation_space = Box(tuple(-bound for bound in high), high)
         self.action_space = Box((-STRONGEST,), (STRONGEST,))
+        self.farthest_start = torch.tensor([math.pi, 1.0], dtype=dtype, device=device)
 
     def first(self, uniforms: Tensor) -> State:
         """Any angle, turning slowly."""
-        high = torch.tensor([math.pi, 1.0], dtype=uniforms.dtype, device=uniforms.device)
-        return {"physics": (2 * uniforms - 1) * high}
+        return {"physics": (2 * uniforms - 1) * self.farthest_start}
 
     def advance(self, state: State, actions: Tensor) -> tuple[State, Tensor, Tensor]:
         """One step of 50 ms; a rod of mass and length 1."""

@@ -17,6 +17,8 @@ from drumline.training.noise import uniform
 
 State = dict[str, Tensor]
 """Tensors by name, environments in dim 0."""
+MOST_FORESEEN = 2**25
+"""Numbers drawn ahead at most."""
 
 
 class TensorEnvironments(Environments):
@@ -44,6 +46,9 @@ class TensorEnvironments(Environments):
         self.episodes = torch.zeros_like(self.seeds)
         self.elapsed = torch.zeros_like(self.seeds)
         self.state: State = {}
+        self.foresees = device.type != "cpu"  # there a new episode is drawn only where one ended
+        self._rows = torch.arange(count, device=device)
+        self._foreseen: tuple[Tensor, Tensor] | None = None
 
     @abstractmethod
     def first(self, uniforms: Tensor) -> State:
@@ -81,10 +86,28 @@ class TensorEnvironments(Environments):
         self.state = state
         return Transition(seen, rewards, terminated, truncated, final)
 
+    def foresee(self, steps: int) -> None:
+        """Draw what all episodes begin with that can begin in so many steps, one each step."""
+        if not self.foresees or steps * self.count * self.draws > MOST_FORESEEN:
+            self._foreseen = None
+            return
+        episodes = self.episodes + torch.arange(1, steps + 1, device=self.device).unsqueeze(1)
+        drawn = uniform(self.seeds, episodes, numbers=self.draws).to(self.dtype)
+        if self._foreseen is None or self._foreseen[0].shape != drawn.shape:
+            self._foreseen = drawn, self.episodes.clone()
+        else:  # where a recorded step looks
+            self._foreseen[0].copy_(drawn)
+            self._foreseen[1].copy_(self.episodes)
+
     def _begin_anew(self, state: State, done: Tensor) -> State:
         self.episodes = self.episodes + done
         self.elapsed = torch.where(done, 0, self.elapsed)
-        fresh = self.first(self._uniforms())
+        if self._foreseen is None:
+            uniforms = self._uniforms()
+        else:
+            drawn, before = self._foreseen
+            uniforms = drawn[(self.episodes - before - 1).clamp(min=0), self._rows]
+        fresh = self.first(uniforms)
         return {name: where_rows(done, fresh[name], old) for name, old in state.items()}
 
     def _uniforms(self) -> Tensor:
@@ -97,7 +120,11 @@ class TensorEnvironments(Environments):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state_dict` gave."""
-        there = {name: tensor.to(self.device, copy=True) for name, tensor in state.items()}
+        self.bind({name: tensor.to(self.device, copy=True) for name, tensor in state.items()})
+
+    def bind(self, state: Mapping[str, Tensor]) -> None:
+        """Hold these tensors as the state."""
+        there = dict(state)
         self.seeds, self.episodes = there.pop("seeds"), there.pop("episodes")
         self.elapsed = there.pop("elapsed")
         self.state = {name.removeprefix("state."): tensor for name, tensor in there.items()}

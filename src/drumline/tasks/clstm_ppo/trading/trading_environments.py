@@ -31,7 +31,7 @@ class TradingEnvironments(TensorEnvironments):
         starts: Number of days it may begin on.
     """
 
-    draws = 1
+    capturable, draws = True, 1
 
     def __init__(
         self,

@@ -1,0 +1,1 @@
+"""Trainings of the service: states, queue, leases, and the agent that runs them."""

@@ -1,0 +1,81 @@
+"""Every route of the API under requests made from its own description, valid ones and others: no
+answer is 500, and each is as described.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from drumline.database import open_database
+from service_app import App
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+LONG_WORK = {"plan_training"}  # which starts a process each time; tested by itself
+
+
+def test_every_route_on_sqlite(sqlite_url: str, tmp_path: Path) -> None:
+    check_all(App(open_database(sqlite_url), tmp_path), examples=6)
+
+
+def test_every_route_on_postgresql(postgresql_url: str, tmp_path: Path) -> None:
+    check_all(App(open_database(postgresql_url), tmp_path), examples=2)
+
+
+def check_all(app: App, examples: int) -> None:
+    made = app.train()
+    schema: Any = schemathesis.openapi.from_asgi("/api/v1/openapi.json", app.app, headers=HEADERS)
+    seen = set()
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        name = operation.definition.raw["operationId"]
+        seen.add(name)
+        if name not in LONG_WORK:
+            check(operation, GenerationMode.POSITIVE, examples, known=made["id"])
+            if operation.definition.raw.get("parameters") or operation.body:
+                check(operation, GenerationMode.NEGATIVE, examples, known=made["id"])
+    assert {"list_gpus", "create_training", "get_artifact", "get_queue"} <= seen
+
+
+HEADERS = {"Host": "localhost"}
+
+
+def check(operation: Any, mode: GenerationMode, examples: int, known: str) -> None:
+    """Requests to one route; a training in its path is now and then one that there is."""
+    turn = 0
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.explicit, Phase.generate],
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def run(case: Any) -> None:
+        nonlocal turn
+        turn += 1
+        if "training_id" in (case.path_parameters or {}) and turn % 2:
+            case.path_parameters["training_id"] = known
+        response = case.call(headers=HEADERS)
+        case.validate_response(response, checks=CHECKS)
+
+    run()
