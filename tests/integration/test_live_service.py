@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from queue_cases import CONFIG
 from websockets.exceptions import InvalidStatus
 
 from drumline.config.service import ServiceSettings
@@ -22,6 +21,7 @@ from drumline.server.app import create_app
 from drumline.server.running import news_and_alerts
 from drumline.server.services import Services
 from live_servers import PATIENCE_S, Running, Tab, serving
+from queue_cases import CONFIG
 
 MACHINE = Machine.probe(simulate="2xH100")
 GPUS = [device.uuid for device in MACHINE.devices]

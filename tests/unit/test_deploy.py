@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import yaml
-from queue_cases import service_at
 
 from drumline.config.service import ServiceSettings
 from drumline.hardware import Machine
 from drumline.jobs.reports import Batch, Value
 from drumline.monitoring.inventory import Inventory
 from drumline.server.prometheus import Exposition, Health
+from queue_cases import service_at
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy/grafana/drumline.json"

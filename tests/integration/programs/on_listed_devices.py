@@ -29,7 +29,7 @@ def machine() -> Machine:
 def main() -> int:
     config = load_config(Path(sys.argv[1]), [f"run_dir={sys.argv[2]}"])
     made = plan(config, machine())
-    with open_run(config, made) as run:
+    with open_run(config, made, Path(sys.argv[2])) as run:
         request = LaunchRequest(
             run, made, "train", spread=config.distributed, config=config, probe=machine
         )

@@ -22,7 +22,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from queue_cases import LEASE_MS, Service, service_at
 
 from drumline.database.tables import attempts, gpu_leases, trainings
 from drumline.hardware import Machine
@@ -30,6 +29,7 @@ from drumline.jobs.errors import LeaseLost, WrongState
 from drumline.jobs.outcome import Ending
 from drumline.jobs.reports import Batch, Value
 from drumline.jobs.states import ACTIVE, ENDED, State
+from queue_cases import LEASE_MS, Service, service_at
 from service_databases import postgresql_database
 
 MACHINES = {

@@ -8,13 +8,13 @@ from contextlib import suppress
 from threading import Barrier
 
 import pytest
-from queue_cases import DONE, LEASE_MS, Service, service_at
 
 from drumline.database.tables import gpu_leases
 from drumline.hardware import Machine
 from drumline.jobs.errors import LeaseLost, WrongState
 from drumline.jobs.queue import Rules
 from drumline.jobs.states import ACTIVE, State
+from queue_cases import DONE, LEASE_MS, Service, service_at
 
 MACHINE = Machine.probe(simulate="8xH100")
 CARDS = ("H100", "A100", "H200", "L4")

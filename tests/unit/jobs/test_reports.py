@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 
 import pytest
-from queue_cases import DONE, Service, service_at
 
 from drumline.hardware import Machine
 from drumline.jobs.errors import LeaseLost
 from drumline.jobs.reports import Batch, Event, Point, Value, forget_some
+from queue_cases import DONE, Service, service_at
 
 MACHINE = Machine.probe(simulate="1xH100")
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from queue_cases import BROKEN, CONFIG, DONE, Service, service_at
 
 from drumline.errors import BadInput, ConfigError, DeviceError
 from drumline.hardware import Machine
@@ -16,6 +15,7 @@ from drumline.jobs.outcome import Ending
 from drumline.jobs.reports import Batch, Value
 from drumline.jobs.states import State
 from drumline.jobs.training import Request
+from queue_cases import BROKEN, CONFIG, DONE, Service, service_at
 
 MACHINE = Machine.probe(simulate="4xH100")
 GPUS = [device.uuid for device in MACHINE.devices]

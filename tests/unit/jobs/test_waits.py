@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from queue_cases import BROKEN, Service, service_at
 
 from drumline.hardware import GpuProcess, Machine
 from drumline.jobs.outlook import Outlook
 from drumline.jobs.queue import Host, Rules, Slot, Waiting
 from drumline.jobs.waits import Wait, explain
+from queue_cases import BROKEN, Service, service_at
 
 MINUTE = 60_000
 RULES = Rules(hold_back_ms=MINUTE, overdue_ms=60 * MINUTE)

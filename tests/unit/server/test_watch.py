@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from queue_cases import DONE, Service, service_at
 
 from drumline.config.service import ServiceSettings
 from drumline.database import DatabaseError
@@ -16,6 +15,7 @@ from drumline.errors import BadInput
 from drumline.hardware import Machine
 from drumline.monitoring.inventory import Inventory
 from drumline.server.watch import Watch
+from queue_cases import DONE, Service, service_at
 
 MACHINE = Machine.probe(simulate="2xH100")
 NOW = 1_700_000_000_000

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from queue_cases import DONE, Service, service_at
 
 from drumline.database import DatabaseError
 from drumline.hardware import Machine
@@ -25,6 +24,7 @@ from drumline.server.live.bus_source import GATHER_S, BusSource
 from drumline.server.live.database_source import KEEP_S, DatabaseSource
 from drumline.server.live.hub import Client, Hub
 from live_viewer import Viewer
+from queue_cases import DONE, Service, service_at
 
 NEAR = Machine.probe(simulate="2xH100")
 FAR = Machine.probe(simulate="1xA100")

@@ -11,7 +11,6 @@ from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as open_metrics_families,
 )
 from prometheus_client.parser import text_string_to_metric_families
-from queue_cases import BROKEN, Service, service_at
 
 from drumline.database import DatabaseError
 from drumline.hardware import Machine
@@ -20,6 +19,7 @@ from drumline.monitoring.history import History
 from drumline.monitoring.inventory import Inventory
 from drumline.monitoring.readings import readings_of
 from drumline.server.prometheus import Exposition, Health
+from queue_cases import BROKEN, Service, service_at
 
 MACHINE = Machine.probe(simulate="3xH100")
 NOW = 1_700_000_000_000
