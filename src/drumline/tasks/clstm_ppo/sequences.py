@@ -176,9 +176,11 @@ def loop_together(
     """
     read = inputs.unsqueeze(1)
     for number, loop in zip(range(lstms[0].layers), loops, strict=True):
-        weights = zip(*(lstm.weights(number) for lstm in lstms), strict=True)
-        weight, recurrent, bias, recurrent_bias = (torch.stack(each) for each in weights)
-        layer = Layer(weight, recurrent, bias + recurrent_bias)
+        each = [lstm.weights(number) for lstm in lstms]
+        weight, recurrent = (torch.stack([some[part] for some in each]) for part in range(2))
+        # Added before they are stacked: the gradients of both would else be views of one tensor,
+        # and what is summed over ranks in place would be summed twice.
+        layer = Layer(weight, recurrent, torch.stack([some[2] + some[3] for some in each]))
         hidden, cell = torch.stack([state[:, number] for state in states]).unbind(dim=2)
         read = loop(read, layer, Begun(hidden, cell, ~starts))
     return read.unbind(dim=1)

@@ -185,6 +185,27 @@ def test_a_loop_over_two_lstms_is_each_for_itself(device: str, loop: Callable[[]
             lstm.lstm.weight_hh_l0.mul_(0.9)
 
 
+@pytest.mark.parametrize(("device", "loop"), LOOPS)
+def test_no_two_gradients_of_a_loop_share_memory(device: str, loop: Callable[[], Loop]) -> None:
+    """Sums over ranks are made in place."""
+    lstm, inputs, starts, state = made(device=device)
+    other = Recurrent(INPUTS, HIDDEN, LAYERS).to(inputs)
+    loops = [loop() for _ in range(LAYERS)]
+    parameters = [*lstm.parameters(), *other.parameters()]
+    for _ in range(3):
+        lstm.zero_grad()
+        other.zero_grad()
+        outputs = loop_together([lstm, other], inputs, starts, [state, state], loops)
+        torch.autograd.backward(sum(each.sin().sum() for each in outputs))
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        before = [gradient.clone() for gradient in gradients]
+        for gradient in gradients:
+            gradient.add_(1.0)
+        assert len(gradients) == len(parameters)
+        for found, was in zip(gradients, before, strict=True):
+            assert torch.equal(found, was + 1.0)
+
+
 def test_a_recorded_loop_records_what_comes_twice_and_refuses_to_go_back_too_late() -> None:
     recorded: list[int] = []
 
