@@ -37,9 +37,10 @@ def test_a_training_that_ends_while_the_database_is_away_has_succeeded_when_it_i
     server = sa.make_url(postgresql_url)
     with CutLine(str(server.host), server.port or 5432) as line:
         url = through(line, postgresql_url)
-        training_id = service.queue(steps=800)
-        with service.agent(DRUMLINE_DATABASE_URL=url) as agent:
-            under_way = service.wait_for_step(training_id, 20, agent)
+        training_id = service.queue()
+        quick = {"DRUMLINE_DATABASE_URL": url, "DRUMLINE_QUICK_STEPS": "200"}
+        with service.quick_agent(**quick) as agent:
+            under_way = service.wait_for_step(training_id, 5, agent)
             line.cut()
             assert under_way.run_dir is not None
             log = Path(under_way.run_dir) / "events.jsonl"

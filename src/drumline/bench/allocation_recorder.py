@@ -36,6 +36,8 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         category: Of allocations outside a backward.
         selections: Operators met whose result's size depends on values.
         selected: As given.
+        truth: What a truth value read on the host becomes; most often it is asked whether
+            something went wrong.
         convolutions: Whether there was one.
         streams: Which allocations another stream than the computing one asked for, by number.
 
@@ -55,7 +57,7 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.convolutions = False
         self.streams: dict[int, int] = {}
         self._known_streams: list[Any] = [torch.cpu.current_stream()]
-        self.selected, self._kernels = selected, kernels
+        self.selected, self._kernels, self.truth = selected, kernels, False
         self._numbers = WeakIdKeyDictionary()
         self._references: dict[int, Any] = {}
         self._named: dict[str, int] = {}
@@ -76,7 +78,7 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func.namespace in ("prim", "profiler") or self._made_up:
             return func(*args, **kwargs)
-        result, selects = without_values(func, args, kwargs, self.selected)
+        result, selects = without_values(func, args, kwargs, self.selected, truth=self.truth)
         if selects:
             self.selections.add(selects)
         for leaf in tree_leaves(result):  # kernels are given their results to fill

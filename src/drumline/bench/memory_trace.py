@@ -36,8 +36,8 @@ from drumline.planning.plan import shares_among, spread
 from drumline.training.optimizer import build_optimizer
 from drumline.training.own_model import LossFunction, OwnModelTask
 from drumline.training.precision import Arithmetic
-from drumline.training.source import Cursor, MapDataset, StepBatch
-from drumline.training.step import CAREFUL_STEPS, StandardStep, Step, StepParts
+from drumline.training.source import Cursor, MapDataset, ShareOfStep, Source, StepBatch
+from drumline.training.step import CAREFUL_STEPS, StandardStep, StepParts
 from drumline.training.task import Setup, Task
 
 ESTIMATED_MODES = (Mode.AUTO, Mode.NONE, Mode.DISTRIBUTED, Mode.SHARDED, Mode.HYBRID)
@@ -151,7 +151,8 @@ def _run(
         torch.manual_seed(config.seed)
         model = task.build_model()
         _prepare(model, arithmetic.weights, fake)
-    batch, read = sample(task.build_source())
+    source = task.build_source()
+    read = None if type(source).shapes is not Source.shapes else sample(source)
     strategy = traced_strategy(config, world, recorder, arithmetic.autocast_dtype)
     with fake, cuda_operators(), _wrapping(strategy, model, task, recorder) as wrapped:
         optimizer = build_optimizer(config.optimizer, model, strategy.build_optimizer)
@@ -171,12 +172,17 @@ def _run(
         )
         step = task.build_step(parts) or _AgreeingStep(parts)
         _watch(optimizer, model, recorder)
+        batches = (
+            _on_device(source, setup)
+            if read is None
+            else _from_host(read, share, (min(share, most),) * world.data_size)
+        )
         for index, part in enumerate(selected):
             recorder.selected = part
             with recorder.within("batch"):
-                data = enlarged(batch, read, share)
-            _take(step, data, index, (min(share, most), world.data_size))
-            del data
+                batch = _next(batches, recorder)
+            step.take(batch, index)
+            del batch
         recorder.stop()
         strategy.teardown()
 
@@ -230,10 +236,31 @@ def _watch(
     optimizer.register_step_post_hook(after)
 
 
-def _take(step: Step, data: Any, index: int, sizes: tuple[int, int]) -> None:
-    share, ranks = sizes
-    counts = (share,) * ranks
-    step.take(StepBatch(data, share, sum(counts), counts, 0, Cursor(), 0), index)
+def _on_device(source: Source, setup: Setup) -> Iterator[StepBatch]:
+    """Batches of a source that works on the device itself."""
+    config, ranks = setup.config, setup.world.data_size
+    granularity = config.task.granularity if config.task else 1
+    share = ShareOfStep(0, spread(config, ranks), config.global_batch, granularity)
+    found = source.shapes(share)
+    assert found is not None
+    return found
+
+
+def _from_host(read: tuple[Any, int], share: int, counts: tuple[int, ...]) -> Iterator[StepBatch]:
+    """Batches of `share` samples that come to the device as they were put together on the host."""
+    while True:
+        yield StepBatch(enlarged(*read, share), counts[0], sum(counts), counts, 0, Cursor(), 0)
+
+
+def _next(batches: Iterator[StepBatch], recorder: AllocationRecorder) -> StepBatch:
+    """One batch. What is asked while one is made (whether an episode has ended, say) is answered
+    with yes: on a GPU nobody looks, and all of it is done.
+    """
+    recorder.truth = True
+    try:
+        return next(batches)
+    finally:
+        recorder.truth = False
 
 
 def _prepare(model: nn.Module, dtype: torch.dtype, fake: FakeTensorMode) -> None:

@@ -15,7 +15,12 @@ aten = torch.ops.aten
 
 
 def without_values(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], selected: float
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    selected: float,
+    *,
+    truth: bool = False,
 ) -> tuple[Any, str]:
     """An operator's result, and its name if the result's size had to be guessed.
 
@@ -23,10 +28,11 @@ def without_values(
         func: The operator.
         args, kwargs: What it was called with.
         selected: Part of the elements taken to be selected by a mask.
+        truth: What a truth value read on the host becomes.
     """
     fake = _is_fake(args)
     if fake and func is aten._local_scalar_dense.default and args[0].constant is None:
-        return _one(args[0].dtype), ""
+        return truth if args[0].dtype is torch.bool else _one(args[0].dtype), ""
     if fake and func is aten.nonzero.default:
         return _places(args[0], selected), "nonzero"
     if fake and func is aten.masked_select.default:
@@ -46,9 +52,7 @@ def _is_fake(args: tuple[Any, ...]) -> bool:
     return bool(args) and isinstance(args[0], FakeTensor)
 
 
-def _one(dtype: torch.dtype) -> bool | int | float:
-    if dtype is torch.bool:
-        return False  # what is asked is most often whether something went wrong
+def _one(dtype: torch.dtype) -> int | float:
     return 1.0 if dtype.is_floating_point else 1
 
 

@@ -101,6 +101,14 @@ class Source(ABC):
         del global_batch
         return None
 
+    def shapes(self, share: ShareOfStep) -> Iterator[StepBatch] | None:
+        """For a memory trace, of a source that works on the device itself: batches as `open` gives
+        them, where tensors have shapes and no values. None: a batch is read on the host, and its
+        size on the device is all there is to know.
+        """
+        del share
+        return None
+
     def close(self) -> None:
         """Let go of processes and the like, once the run has ended."""
 

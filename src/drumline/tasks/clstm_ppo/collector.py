@@ -67,6 +67,7 @@ class Collector(Source):
         self._bounds: list[int] = []
         self._used = self._abandoned = False
         self._rollout = 0
+        self._has_values = True
 
     @property
     def updates(self) -> int:
@@ -125,6 +126,16 @@ class Collector(Source):
         self.sequences = None
         return self._batches(share, cursor.epoch + (cursor.offset > 0), 0)
 
+    def shapes(self, share: ShareOfStep) -> Iterator[StepBatch]:
+        """Acting and minibatches of the sizes they have; which sequences are in one is not known
+        without values.
+        """
+        self._has_values = False
+        batches = self.open(share, Cursor())
+        assert self.actor is not None, "it is made when the source is opened"
+        self.actor.leave_out_steps()
+        return batches
+
     def _batches(self, share: ShareOfStep, rollout: int, place: int) -> Iterator[StepBatch]:
         while True:
             if self.sequences is None:
@@ -147,12 +158,16 @@ class Collector(Source):
         per_pass = self.config.rollout_size // batch
         for number in range(place, self.updates):
             epoch, minibatch = divmod(number, per_pass)
-            if minibatch == 0 or number == place:
+            if not self._has_values:
+                edges = [batch // length * bound // bounds[-1] for bound in bounds]
+                chosen = torch.arange(edges[-1])
+            elif minibatch == 0 or number == place:
                 order = minibatch_order(
                     self.seed, rollout, epoch, bounds[-1], batch // length
                 ).contiguous()
-            chosen = order[minibatch]
-            edges = torch.searchsorted(chosen, torch.tensor(bounds)).tolist()
+            if self._has_values:
+                chosen = order[minibatch]
+                edges = torch.searchsorted(chosen, torch.tensor(bounds)).tolist()
             counts = tuple((b - a) * length for a, b in pairwise(edges))
             mine = chosen[edges[share.rank] : edges[share.rank + 1]] - bounds[share.rank]
             used_up = number + 1 == self.updates

@@ -7,7 +7,7 @@ normalisers and minibatches are left to the collector.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -93,6 +93,13 @@ class Actor:
         self._cut_off = _CutOff(steps, environments)
         self._at = torch.zeros(1, dtype=torch.int64, device=noise_seeds.device)
         self._again: Callable[[], object] | None = None
+        self._steps_taken: Sequence[int] = range(steps)
+
+    def leave_out_steps(self) -> None:
+        """Act in the first steps of a rollout and in its last: the others are like them, where only
+        shapes matter.
+        """
+        self._steps_taken = sorted({*range(min(3, self.steps)), self.steps - 1})
 
     def reset(self, seeds: Tensor) -> None:
         """Begin the first episodes, each environment by its seed."""
@@ -110,7 +117,7 @@ class Actor:
         self._cut_off.begin()
         self.environments.foresee(self.steps)
         one = self._again or self._step
-        for step in range(self.steps):
+        for step in self._steps_taken:
             if step % self.every == 0:
                 place = torch.full_like(self._at, step // self.every)
                 for name, value in self.state.items():
