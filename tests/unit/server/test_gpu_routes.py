@@ -12,6 +12,7 @@ import pytest
 from drumline.database import now_ms, open_database
 from drumline.hardware import Device, Machine
 from drumline.hardware.cpu import probe_host
+from drumline.hardware.device_locks import DeviceLocks, lock_folder
 from drumline.monitoring.readings import Reading
 from service_app import HOST, App
 
@@ -124,6 +125,34 @@ def test_one_device_by_the_beginning_of_its_uuid(app: App) -> None:
     assert app.client.get(f"{GPUS}/{uuid[:14]}").json()["uuid"] == uuid
     assert "means 5 devices" in app.client.get(f"{GPUS}/SIM-").json()["detail"]
     assert app.client.get(f"{GPUS}/GPU-0").status_code == 404
+
+
+def test_an_operator_keeps_a_device_back_and_lets_it_go(app: App) -> None:
+    uuid = listed(app)[0]["uuid"]
+    kept = app.client.put(f"{GPUS}/{uuid}/reservation", json={"reason": "for the demo"}).json()
+    assert (kept["status"], kept["reason"]) == ("reserved", "for the demo")
+    suits = app.client.get(f"{GPUS}/recommend", params={"count": 1, "memory_mb": 60_000}).json()
+    assert suits["gpu_ids"] != [uuid]
+    assert app.client.delete(f"{GPUS}/{uuid}/reservation").json()["status"] == "free"
+    nobody = app.client.put(f"{GPUS}/GPU-0/reservation", json={"reason": "x"})
+    assert nobody.status_code == 404
+
+
+def test_a_device_that_a_run_by_hand_holds_is_busy(
+    app: App, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DRUMLINE_LOCK_FOLDER", str(tmp_path / "locks"))
+    view = app.services.inventory.machines()[0]
+    app.services.machine = lambda: (view.id, view.machine)
+    uuid = view.machine.devices[0].uuid
+    locks = DeviceLocks(lock_folder(), [uuid])
+    with locks:
+        locks.tell(tmp_path / "my-run")
+        held = listed(app)[0]
+        verdict = app.client.post(f"{GPUS}/validate", json={"gpu_ids": [uuid]}).json()
+    assert (held["status"], "my-run" in held["reason"]) == ("busy", True)
+    assert verdict["ok"] is False
+    assert listed(app)[0]["status"] == "free"
 
 
 def test_the_smallest_that_suffices_is_recommended(app: App) -> None:

@@ -21,6 +21,7 @@ from drumline.server.views.gpus import (
     GpuVerdict,
     GpuVerdicts,
     Recommendation,
+    ReserveGpu,
     ValidateGpus,
 )
 
@@ -93,6 +94,23 @@ def validate_gpus(body: ValidateGpus, given: Given) -> GpuVerdicts:
 def get_gpu(gpu_id: str, given: Given) -> Gpu:
     """One device, by its UUID or the beginning of it."""
     return gpu(Availability(given).unit(gpu_id))
+
+
+@router.put("/{gpu_id}/reservation", responses=documented(404))
+def reserve_gpu(gpu_id: str, body: ReserveGpu, given: Given) -> Gpu:
+    """Keep a device back from all trainings. What runs on it runs on."""
+    uuid = Availability(given).unit(gpu_id).device.uuid
+    given.leases.reserve([uuid], body.reason)
+    return gpu(Availability(given).unit(uuid))
+
+
+@router.delete("/{gpu_id}/reservation", responses=documented(404))
+def release_gpu(gpu_id: str, given: Given) -> Gpu:
+    """Let trainings have a device again that was kept back."""
+    uuid = Availability(given).unit(gpu_id).device.uuid
+    given.leases.unreserve([uuid])
+    given.wake()
+    return gpu(Availability(given).unit(uuid))
 
 
 def _read(text: str) -> dict[str, Any]:

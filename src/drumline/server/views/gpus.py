@@ -113,6 +113,14 @@ class ValidateGpus(Body):
     host: Plain | None = Field(None, description="The host they are on; null: wherever they are.")
 
 
+class ReserveGpu(Body):
+    """Why a device is kept back."""
+
+    reason: Annotated[Plain, Field(min_length=1, max_length=500)] = Field(
+        description="For whom or what; shown to everybody.", examples=["for the demo on Friday"]
+    )
+
+
 class GpuVerdict(View):
     """Whether one device of a choice can be used now."""
 
