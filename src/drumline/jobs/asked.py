@@ -16,6 +16,8 @@ from drumline.database.tables import devices
 from drumline.errors import DeviceError
 from drumline.jobs.training import Gpus, Request
 
+MOST_DEVICES = 4096
+
 
 def devices_asked(
     connection: Connection, request: Request, said_by_config: str
@@ -37,16 +39,17 @@ def devices_asked(
     if said in ("auto", "all"):
         return (), "all" if said == "all" else "auto"
     if said.isdecimal():
-        return (), _count(int(said))
+        return (), _count(int(said.lstrip("0")[:9] or 0))
     named = [part.strip() for part in said.split(",") if part.strip()]
     uuids = _resolved(connection, named, request.host)
     return uuids, len(uuids)
 
 
 def _count(gpus: Gpus) -> Gpus:
-    if isinstance(gpus, int) and gpus < 0:
+    if isinstance(gpus, int) and not 0 <= gpus <= MOST_DEVICES:
         raise DeviceError(
-            f"{gpus} devices were asked for.", remedy="Give a number, auto or all.", asked=gpus
+            f"{gpus:.6g} devices were asked for.",
+            remedy=f"Give a number up to {MOST_DEVICES}, auto or all.",
         )
     return gpus
 

@@ -9,6 +9,7 @@ below `script_roots` or `run_root`, links followed.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -19,10 +20,12 @@ from drumline.config import parse_config
 from drumline.config.section import task_names
 from drumline.config.service import ServiceSettings
 from drumline.errors import ConfigError, ConfigProblem
+from drumline.server.views.common import is_text
 
 _CODE_KEYS = frozenset({"name", "id", "implementation"})
 _DEFAULT_RUNS = "runs"
 _MOST_DEPTH = 20
+LARGEST = 2**63 - 1
 _PATH_LIKE = re.compile(r"[/\\]|^[~.]")
 _FILE_LIKE = re.compile(
     r"\.(arrow|bin|csv|gguf|json|jsonl|npy|npz|parquet|pt|pth|py|safetensors|txt|ya?ml|zip)$",
@@ -39,6 +42,7 @@ def permitted(config: Mapping[str, Any], settings: ServiceSettings) -> dict[str,
     Raises:
         ConfigError: With every key that names what it may not, or that is wrong.
     """
+    _refuse(list(_unfit(config, ())))
     _refuse(list(_code(config)) + list(_places(config)))
     parsed = parse_config(dict(config))
     checked = parsed.model_dump(mode="json")
@@ -57,6 +61,27 @@ def permitted(config: Mapping[str, Any], settings: ServiceSettings) -> dict[str,
 def _refuse(problems: list[ConfigProblem]) -> None:
     if problems:
         raise ConfigError(_SOURCE, problems)
+
+
+def _unfit(value: Any, key: Key) -> Iterator[ConfigProblem]:
+    """What cannot be stored or told in JSON: characters that are none, numbers without end."""
+    if len(key) > _MOST_DEPTH:
+        yield ConfigProblem(_dotted(key), None, "is nested too deep", "Flatten it.")
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            if not is_text(str(name)):
+                yield ConfigProblem(_dotted((*key, ascii(name))), None, "is no text", "Rename it.")
+            else:
+                yield from _unfit(inner, (*key, str(name)))
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value):
+            yield from _unfit(inner, (*key, place))
+    elif isinstance(value, str) and not is_text(value):
+        yield ConfigProblem(_dotted(key), ascii(value), "is no text", "Give plain characters.")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield ConfigProblem(_dotted(key), str(value), "is no finite number", "Give one.")
+    elif isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        yield ConfigProblem(_dotted(key), None, "is too large", "Give up to 2^63 - 1.")
 
 
 def _code(config: Mapping[str, Any]) -> Iterator[ConfigProblem]:
@@ -107,16 +132,13 @@ def _strings(value: Any, key: Key) -> Iterator[tuple[Key, str]]:
             yield where, found
 
 
-def _leaves(value: Any, key: Key, depth: int = 0) -> Iterator[tuple[Key, Any]]:
-    if depth > _MOST_DEPTH:
-        problem = ConfigProblem(_dotted(key), None, "is nested too deep", "Flatten it.")
-        raise ConfigError(_SOURCE, [problem])
+def _leaves(value: Any, key: Key) -> Iterator[tuple[Key, Any]]:
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _leaves(inner, (*key, str(name)), depth + 1)
+            yield from _leaves(inner, (*key, str(name)))
     elif isinstance(value, list | tuple):
         for place, inner in enumerate(value):
-            yield from _leaves(inner, (*key, place), depth + 1)
+            yield from _leaves(inner, (*key, place))
     else:
         yield key, value
 

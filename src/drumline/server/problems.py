@@ -6,6 +6,7 @@ what nobody foresaw gets a number under which the log has all of it and the answ
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
@@ -139,8 +140,15 @@ def response_of(problem: Problem, headers: Mapping[str, str] | None = None) -> J
     after = problem.values.get("retry_after_s")
     if after is not None:
         given.setdefault("Retry-After", str(after))
-    body = finite(problem.model_dump(mode="json"))
-    return JSONResponse(body, problem.status, headers=given, media_type=MEDIA_TYPE)
+    return _Answer(problem.model_dump(), problem.status, headers=given, media_type=MEDIA_TYPE)
+
+
+class _Answer(JSONResponse):
+    """In ASCII, so that a request's text can be told of whatever it holds."""
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return json.dumps(finite(content), default=str).encode("ascii")
 
 
 def unexpected(error: BaseException) -> Problem:
@@ -255,12 +263,13 @@ def _without_list(error: ConfigError) -> str:
 def _place(location: Sequence[Any]) -> Sequence[Any]:
     """Without the part of the request, unless that is all there is."""
     inside = location[0] in ("body", "query", "path", "header") and len(location) > 1
-    return location[1:] if inside else location
+    whole = location[0] == "body" and isinstance(location[-1], int) and len(location) == 2
+    return location[:1] if whole else location[1:] if inside else location
 
 
 def _what(message: str) -> str:
     plain = message.removeprefix("Value error, ")
-    return plain[:1].lower() + plain[1:]
+    return plain if plain[:2].isupper() else plain[:1].lower() + plain[1:]
 
 
 def _short(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,41 @@ def test_devices_asked_for(app: App, asked: dict[str, Any], mode: str, gpus: obj
 def test_what_cannot_be_asked_makes_nothing(app: App, body: dict[str, Any], code: str) -> None:
     answer = app.client.post(API, json={"config": TRAINING} | body)
     assert (answer.status_code, answer.json()["code"]) == (422, code), answer.text
+    assert app.client.get(API).json()["items"] == []
+
+
+def _json(config: str, rest: str = "") -> str:
+    return f'{{"config": {config}{rest}}}'
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        (_json(json.dumps({**TRAINING, "name": "\ud800"})), 422, "name"),
+        (_json(json.dumps({**TRAINING, "\ud800": 1})), 422, "'\\ud800'"),
+        (_json(json.dumps({**TRAINING, "name": "a\x00b"})), 422, "name"),
+        (_json(json.dumps({**TRAINING, "seed": 2**63})), 422, "seed"),
+        (_json(json.dumps({**TRAINING, "clip_norm": float("nan")})), 422, "clip_norm"),
+        (_json('{"optimizer": {"lr": 1e999}}'), 422, "optimizer.lr"),
+        (_json(json.dumps({**TRAINING, "devices": "9" * 400})), 422, None),
+        (_json(json.dumps(TRAINING), ', "gpus": true'), 422, None),
+        (_json(json.dumps(TRAINING), ', "name": "\\ud800"'), 422, "name"),
+        (_json(json.dumps(TRAINING), ', "\\ud800": 1'), 422, "body"),
+        (_json('{"a":' * 3000 + "1" + "}" * 3000), 400, None),
+        (_json("1" + "0" * 5000), 400, None),
+        ("{", 422, "body"),
+        ("[]", 422, "body"),
+    ],
+)
+def test_odd_bodies_get_a_problem_on_either_engine(
+    app: App, body: str, status: int, field: str | None
+) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = app.client.post(API, content=body.encode(), headers=headers)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    if field is not None:
+        assert answer.json()["field"] == field
     assert app.client.get(API).json()["items"] == []
 
 

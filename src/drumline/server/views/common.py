@@ -58,11 +58,16 @@ def milliseconds(moment: datetime, field: str) -> int:
     return found
 
 
+def is_text(text: str) -> bool:
+    """Whether databases and UTF-8 take it: no character 0, no half of a surrogate pair."""
+    return not any(char == "\x00" or "\ud800" <= char <= "\udfff" for char in text)
+
+
 def _plain(text: str) -> str:
-    if "\x00" in text:
-        raise ValueError("holds a character with the code 0")
+    if not is_text(text):
+        raise ValueError("is no text: it holds a character 0, or half of a pair")
     return text
 
 
 Plain = Annotated[str, AfterValidator(_plain)]
-"""Text without the one character that PostgreSQL does not take."""
+"""Text that can be stored."""

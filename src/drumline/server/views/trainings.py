@@ -15,7 +15,7 @@ CONFIG_EXAMPLE = {
     "global_batch": 4096,
     "steps": 10000,
 }
-Gpus = Annotated[int, Field(ge=0, le=4096)] | Literal["auto", "all"]
+Gpus = Annotated[int, Field(strict=True, ge=0, le=4096)] | Literal["auto", "all"]
 GpuIds = Annotated[list[Plain], Field(max_length=256)]
 
 
