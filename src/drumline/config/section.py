@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -82,7 +83,13 @@ class TaskConfig(Section):
 
 def task_names() -> list[str]:
     """The names of all tasks that installed packages offer, sorted."""
-    return sorted(entry.name for entry in entry_points(group=TASK_GROUP))
+    return sorted(_entries())
+
+
+@cache
+def _entries() -> dict[str, EntryPoint]:
+    """Once in a process: it reads the metadata of every package there is."""
+    return {entry.name: entry for entry in entry_points(group=TASK_GROUP)}
 
 
 def task_config_class(name: str) -> type[TaskConfig]:
@@ -93,9 +100,8 @@ def task_config_class(name: str) -> type[TaskConfig]:
     """
     if ":" in name:
         return _checked(name, _import(name))
-    for entry in entry_points(group=TASK_GROUP):
-        if entry.name == name:
-            return _checked(name, entry.load())
+    if name in _entries():
+        return _checked(name, _entries()[name].load())
     from difflib import get_close_matches
 
     near = get_close_matches(name, task_names(), n=1, cutoff=0.4)
