@@ -92,7 +92,7 @@ def _one(reference: str, known: Sequence[Any], *, alone: bool) -> Any:
         what = "is no known device" if not matching else f"means {len(matching)} devices"
         raise DeviceError(
             f"{reference} {what}.",
-            remedy="Known devices are listed by `drumline devices` and /api/v1/system/gpus.",
+            remedy="Known devices are listed at /api/v1/system/gpus.",
             device=reference,
         )
     return matching[0]
