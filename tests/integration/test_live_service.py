@@ -18,7 +18,7 @@ from drumline.monitoring.inventory import Inventory
 from drumline.monitoring.readings import readings_of
 from drumline.server.access.identity import Role
 from drumline.server.app import create_app
-from drumline.server.running import news_and_alerts
+from drumline.server.lifecycle import news_and_alerts
 from drumline.server.services import Services
 from live_servers import PATIENCE_S, Running, Tab, serving
 from queue_cases import CONFIG

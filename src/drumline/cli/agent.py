@@ -28,7 +28,7 @@ def agent() -> None:
     Stop it and start it again at any time: trainings go on meanwhile.
     """
     try:
-        from drumline.jobs.serving import run_agent
+        from drumline.jobs.agent_process import run_agent
     except ModuleNotFoundError as error:
         raise MissingPackage(str(error.name), "service", "drumline agent") from error
 

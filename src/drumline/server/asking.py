@@ -41,9 +41,13 @@ def request_of(body: CreateTraining, owner: str, key: str | None, services: Serv
     )
 
 
-def config_of(asked: Asked, config: Mapping[str, Any], services: Services) -> dict[str, Any]:
-    """The config, checked, with mode as `distributed` asks."""
+def config_of(
+    asked: Asked, config: Mapping[str, Any], services: Services, devices: str | None = None
+) -> dict[str, Any]:
+    """The config, checked, with mode as `distributed` asks, for these devices if any are named."""
     given = copy.deepcopy(dict(config))
+    if devices is not None:
+        given["devices"] = devices
     if asked.distributed is not None:
         part = given.setdefault(_SPREAD, {})
         if not isinstance(part, dict):

@@ -2,11 +2,12 @@
 
 On one machine (the broker is in this process) that is an agent, which samples the devices, runs the
 trainings and keeps the history in order. With a broker for several hosts agents run on those, and
-this process only asks them to look.
+this process only asks them to look. News for the live feed and the watch for alerts always run.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
@@ -16,11 +17,13 @@ from fastapi import FastAPI
 from drumline.config.service import ServiceSettings
 from drumline.hardware import Machine
 from drumline.jobs import wakeups
-from drumline.jobs.serving import Running, beside
+from drumline.jobs.agent_process import Running, beside
+from drumline.server import queue_view
 from drumline.server.app import Lifespan
-from drumline.server.running import news_and_alerts
+from drumline.server.live.sources import Sources
 from drumline.server.services import Services
 from drumline.server.views.system import Check
+from drumline.server.watch import Watch
 
 IN_PROCESS = "memory://"
 
@@ -86,3 +89,25 @@ def _with_agent(services: Services, running: Running) -> None:
     services.late_ticks = late
     services.running = checks
     services.wake = running.wake
+
+
+@asynccontextmanager
+async def news_and_alerts(services: Services) -> AsyncIterator[None]:
+    """Feed `services.feed` and watch for alerts until left; part of an application's lifespan.
+
+    Raises:
+        BadInput: If an address that alerts are to go to cannot be used.
+    """
+    watch = Watch(services.settings, services.database)
+    sources = Sources(
+        services.feed, services.database, services.bus, why=lambda: queue_view.look(services).waits
+    )
+    services.watch = watch
+    watch.start()
+    await sources.start()
+    try:
+        yield
+    finally:
+        await sources.stop()
+        await asyncio.to_thread(watch.stop)
+        services.watch = None

@@ -25,7 +25,7 @@ STEPS = int(os.environ.get("DRUMLINE_QUICK_STEPS", "60"))
 def agent() -> None:
     from drumline.config.environment import MARK
     from drumline.config.service import ServiceSettings
-    from drumline.jobs import serving
+    from drumline.jobs import agent_process
     from drumline.jobs.agent import Agent
     from drumline.jobs.supervisor import Order
 
@@ -45,8 +45,8 @@ def agent() -> None:
         def __init__(self, *arguments: object) -> None:
             super().__init__(*arguments, start=start)  # type: ignore[arg-type]
 
-    serving.Agent = QuickAgent  # type: ignore[misc]
-    serving.run_agent(threading.Event())
+    agent_process.Agent = QuickAgent  # type: ignore[misc]
+    agent_process.run_agent(threading.Event())
 
 
 def supervisor() -> None:

@@ -13,7 +13,7 @@ from drumline.server.availability import Availability, only_host
 from drumline.server.config_rules import permitted
 from drumline.server.problems import documented
 from drumline.server.services import Given
-from drumline.server.shapes import gpu
+from drumline.server.showing.gpus import gpu
 from drumline.server.views.common import Plain
 from drumline.server.views.gpus import (
     Gpu,

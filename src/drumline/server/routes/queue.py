@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from drumline.server.queue_view import look
 from drumline.server.services import Given
-from drumline.server.training_shapes import wait
+from drumline.server.showing.trainings import wait
 from drumline.server.views.trainings import Queue
 
 router = APIRouter(tags=["trainings"])

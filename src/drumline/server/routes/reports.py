@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from drumline.server.problems import documented
 from drumline.server.run_files import CHUNK_BYTES, LOGS, RunFiles
 from drumline.server.services import Given
-from drumline.server.training_shapes import event, point
+from drumline.server.showing.trainings import event, point
 from drumline.server.views.common import Plain, shown
 from drumline.server.views.trainings import (
     Artifact,

@@ -13,8 +13,8 @@ from drumline.database import DatabaseError, now_ms
 from drumline.monitoring.aggregate import aggregate
 from drumline.monitoring.readings import Job, Reading, readings_of
 from drumline.server.availability import Availability, silence_s
-from drumline.server.metric_shapes import aggregated, per_gpu
 from drumline.server.services import Given
+from drumline.server.showing.metrics import aggregated, per_gpu
 from drumline.server.views.common import Plain, milliseconds, shown
 from drumline.server.views.system import (
     Aggregate,

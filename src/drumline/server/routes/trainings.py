@@ -16,7 +16,7 @@ from drumline.server.config_rules import permitted
 from drumline.server.problems import documented
 from drumline.server.queue_view import look
 from drumline.server.services import Given, Services, Who
-from drumline.server.training_shapes import detail, training
+from drumline.server.showing.trainings import detail, training
 from drumline.server.views.common import Plain
 from drumline.server.views.plans import Plan
 from drumline.server.views.trainings import (
@@ -86,13 +86,14 @@ def plan_training(body: PlanTraining, given: Given) -> Plan:
     """
     availability = Availability(given)
     view = only_host(availability.hosts_there(body.host))
-    config = config_of(body, body.config, given)
+    gpus, devices = gpus_of(body), None
     if body.gpu_ids:
-        config["devices"] = ",".join(view.machine.device(one).uuid for one in body.gpu_ids) + ","
-    elif (gpus := gpus_of(body)) is not None:
-        config["devices"] = "cpu" if gpus == 0 else str(gpus)
+        devices = ",".join(view.machine.device(one).uuid for one in body.gpu_ids) + ","
+    elif gpus is not None:
+        devices = "cpu" if gpus == 0 else str(gpus)
+    config = config_of(body, body.config, given, devices)
     occupied = set().union(*availability.taken())
-    made = given.planner.plan(permitted(config, given.settings), view.machine, occupied)
+    made = given.planner.plan(config, view.machine, occupied)
     return Plan.model_validate({"host": view.id, **made})
 
 

@@ -1,0 +1,1 @@
+"""From what services answer to the models of `views`, which the API shows. Pure functions."""
