@@ -23,7 +23,7 @@ from sqlalchemy.engine import Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
 from drumline.database.turns import Turns
-from drumline.errors import DrumlineError
+from drumline.errors import EXIT_BAD_INPUT, DrumlineError
 
 BUSY_TIMEOUT_MS = 10_000
 CONNECT_TIMEOUT_S = 5
@@ -37,6 +37,12 @@ class DatabaseError(DrumlineError):
     """The database cannot be reached, or is not one that can be used."""
 
     code = "database"
+
+
+class UnusableDatabase(DatabaseError):
+    """The URL is none that a database can have."""
+
+    exit_code = EXIT_BAD_INPUT
 
 
 def now_ms() -> int:
@@ -123,7 +129,8 @@ def open_database(url: str) -> Database:
     """Open the database at `url`; connects only when first used.
 
     Raises:
-        DatabaseError: If the URL is none of SQLite's or PostgreSQL's, or the folder of an SQLite
+        UnusableDatabase: If the URL is none of SQLite's or PostgreSQL's.
+        DatabaseError: If the folder of an SQLite
             file cannot be made.
     """
     try:
@@ -183,8 +190,8 @@ def _on_begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _unusable(url: str) -> DatabaseError:
-    return DatabaseError(
+def _unusable(url: str) -> UnusableDatabase:
+    return UnusableDatabase(
         f"{url} is not a database that can be used.",
         remedy="Set DRUMLINE_DATABASE_URL to sqlite:////path/to/file.db or "
         "postgresql+psycopg://user@host/name.",

@@ -26,8 +26,20 @@ def devices_asked(
 
     Raises:
         DeviceError: If a device is not known, is named twice or by something ambiguous, lies on
-            another host than the rest, or the number is none.
+            another host than the rest, or the number is none. Its value `field` is the one that
+            asks.
     """
+    try:
+        return _asked(connection, request, said_by_config)
+    except DeviceError as error:
+        by_number = "config.devices" if request.gpus is None else "gpus"
+        error.values["field"] = "gpu_ids" if request.gpu_ids else by_number
+        raise
+
+
+def _asked(
+    connection: Connection, request: Request, said_by_config: str
+) -> tuple[tuple[str, ...], Gpus]:
     if request.gpu_ids:
         uuids = _resolved(connection, request.gpu_ids, request.host)
         return uuids, len(uuids)

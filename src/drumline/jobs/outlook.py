@@ -56,6 +56,6 @@ _DRAINING = Wait(
     "draining",
     "its last attempt has not given its devices back yet",
     None,
-    "unknown: until its processes are seen to be gone",
+    "until its processes are seen to be gone",
     None,
 )

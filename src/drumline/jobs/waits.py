@@ -151,8 +151,8 @@ def _unknown(host: Host, best: Held) -> str:
     ]
     if without:
         who = without[0] if " " in without[0] else f"training {without[0]}"
-        return f"unknown: nobody has predicted how long {who} will run"
-    return "unknown: a training runs longer than was predicted"
+        return f"nobody has predicted how long {who} will run"
+    return "a training runs longer than was predicted"
 
 
 def _never(position: int, job: Waiting, able: Sequence[Host], hosts: Sequence[Host]) -> Wait:
@@ -162,11 +162,11 @@ def _never(position: int, job: Waiting, able: Sequence[Host], hosts: Sequence[Ho
             if not hosts
             else f"host {job.host} is not there; there are {', '.join(h.id for h in hosts)}"
         )
-        return Wait(position, "no_host", reason, None, "unknown: no host is there", None)
+        return Wait(position, "no_host", reason, None, "no host is there", None)
     most = max(len(host.ever) for host in able)
     if job.gpus == 0 or (job.gpus == "auto" and most == 0):
         reason = "as many trainings without devices run as a host takes at a time"
-        return Wait(position, "devices", reason, None, "unknown: nobody predicts these", None)
+        return Wait(position, "devices", reason, None, "nobody predicts these", None)
     asked = f"devices {', '.join(job.gpu_ids)}" if job.gpu_ids else _asked(job)
     out = [
         f"{slot.uuid} is {slot.reason}"
@@ -176,7 +176,7 @@ def _never(position: int, job: Waiting, able: Sequence[Host], hosts: Sequence[Ho
     ]
     why = "; ".join(out) or f"the most that one has in order is {_devices(most)}"
     reason = f"no host can give it {asked}; {why}"
-    return Wait(position, "impossible", reason, None, "unknown: no host can run it", None)
+    return Wait(position, "impossible", reason, None, "no host can run it", None)
 
 
 def _asked(job: Waiting) -> str:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from drumline.database import Database, DatabaseError, open_database
 from drumline.database.tables import hosts
+from drumline.errors import EXIT_BAD_INPUT
 
 HOST = {"name": "a", "inventory": {}, "first_seen_ms": 1, "last_seen_ms": 1}
 
@@ -69,8 +70,9 @@ def test_read_and_then_write_never_loses_an_update(database: Database) -> None:
 
 @pytest.mark.parametrize("url", ["mysql://root@localhost/x", "sqlite://", "nonsense"])
 def test_other_databases_are_refused(url: str) -> None:
-    with pytest.raises(DatabaseError, match="is not a database that can be used"):
+    with pytest.raises(DatabaseError, match="is not a database that can be used") as caught:
         open_database(url)
+    assert caught.value.exit_code == EXIT_BAD_INPUT
 
 
 def test_a_server_that_does_not_answer_is_named_without_its_password() -> None:

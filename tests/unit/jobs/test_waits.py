@@ -63,15 +63,15 @@ def test_times_follow_from_the_predictions() -> None:
 def test_without_a_prediction_the_time_is_unknown_and_it_says_whose() -> None:
     told = waits(job("c"), hosts=[host(leased("g0", "a"))])
     assert told["c"].may_start_ms is None
-    assert told["c"].unknown == "unknown: nobody has predicted how long training a will run"
+    assert told["c"].unknown == "nobody has predicted how long training a will run"
     later = waits(job("c"), job("d"), hosts=[host(leased("g0", "a", 5))])
     assert later["c"].may_start_ms == 5 * MINUTE
-    assert later["d"].unknown == "unknown: nobody has predicted how long training c will run"
+    assert later["d"].unknown == "nobody has predicted how long training c will run"
 
 
 def test_a_prediction_that_has_passed_is_told() -> None:
     told = waits(job("c"), hosts=[host(leased("g0", "a", 5))], now=6 * MINUTE)
-    assert told["c"].unknown == "unknown: a training runs longer than was predicted"
+    assert told["c"].unknown == "a training runs longer than was predicted"
 
 
 def test_the_host_that_is_ready_first_is_named() -> None:
@@ -171,7 +171,7 @@ def test_a_process_of_somebody_else_is_named(sqlite_url: str) -> None:
         assert told.code == "devices"
         assert "process 7 of ann" in told.reason
         assert told.unknown == (
-            "unknown: nobody has predicted how long a process outside the queue will run"
+            "nobody has predicted how long a process outside the queue will run"
         )
 
 

@@ -101,21 +101,34 @@ def test_devices_asked_for(app: App, asked: dict[str, Any], mode: str, gpus: obj
 
 
 @pytest.mark.parametrize(
-    ("body", "code"),
+    ("body", "code", "field"),
     [
-        ({"gpus": 2, "distributed": False}, "bad_input"),
-        ({"gpu_ids": ["0", "0"]}, "bad_devices"),
-        ({"gpu_ids": ["GPU-none"]}, "bad_devices"),
-        ({"gpus": -1}, "bad_request"),
-        ({"config": {**TRAINING, "run_dir": "/tmp/x"}}, "bad_config"),
-        ({"config": {**TRAINING, "global_batsh": 3}}, "bad_config"),
-        ({"config": {**TRAINING, "distributed": {"mode": "sideways"}}}, "bad_config"),
-        ({"config": {**TRAINING, "distributed": 3}, "distributed": True}, "bad_config"),
+        ({"gpus": 2, "distributed": False}, "bad_input", "distributed"),
+        ({"gpu_ids": ["0", "0"]}, "bad_devices", "gpu_ids"),
+        ({"gpu_ids": ["GPU-none"]}, "bad_devices", "gpu_ids"),
+        ({"config": {**TRAINING, "devices": "GPU-none"}}, "bad_devices", "config.devices"),
+        ({"gpus": -1}, "bad_request", "gpus.constrained-int"),
+        ({"config": {**TRAINING, "run_dir": "/tmp/x"}}, "bad_config", "run_dir"),
+        ({"config": {**TRAINING, "global_batsh": 3}}, "bad_config", "global_batsh"),
+        (
+            {"config": {**TRAINING, "distributed": {"mode": "sideways"}}},
+            "bad_config",
+            "distributed.mode",
+        ),
+        (
+            {"config": {**TRAINING, "distributed": 3}, "distributed": True},
+            "bad_config",
+            "distributed.mode",
+        ),
     ],
 )
-def test_what_cannot_be_asked_makes_nothing(app: App, body: dict[str, Any], code: str) -> None:
+def test_what_cannot_be_asked_makes_nothing(
+    app: App, body: dict[str, Any], code: str, field: str
+) -> None:
     answer = app.client.post(API, json={"config": TRAINING} | body)
-    assert (answer.status_code, answer.json()["code"]) == (422, code), answer.text
+    told = answer.json()
+    assert (answer.status_code, told["code"]) == (422, code), answer.text
+    assert field in [told["field"], *(one["field"] for one in told["fields"])], told
     assert app.client.get(API).json()["items"] == []
 
 
