@@ -130,8 +130,7 @@ def open_database(url: str) -> Database:
 
     Raises:
         UnusableDatabase: If the URL is none of SQLite's or PostgreSQL's.
-        DatabaseError: If the folder of an SQLite
-            file cannot be made.
+        DatabaseError: If the folder of an SQLite file cannot be made.
     """
     try:
         parsed = make_url(url)
