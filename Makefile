@@ -16,7 +16,7 @@ demo: $(VENV)/.demo
 	$(BIN)/drumline demo
 
 test: check services
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -53,13 +53,14 @@ def test_wrong_sums_crashes_kills_and_hangs_are_findings_and_the_rest_goes_on(
 ) -> None:
     checks = [
         check(rank_measurements.crash_on_one),
-        check(rank_measurements.killed_on_zero),
+        # Ranks meet here, so that the one which crashes has done so before the other is killed.
         check(rank_measurements.wrong_contribution, judge_all_reduce, together=True),
+        check(rank_measurements.killed_on_zero),
         check(rank_measurements.hang_together, together=True, timeout_s=2.0),
         check(rank_measurements.known_values, together=True),
     ]
-    crash, killed, wrong, hang, known = check_on_ranks(checks, context)
-    assert [one.status.value for one in (crash, killed, wrong, hang, known)] == [
+    crash, wrong, killed, hang, known = check_on_ranks(checks, context)
+    assert [one.status.value for one in (crash, wrong, killed, hang, known)] == [
         "fail", "fail", "fail", "fail", "pass",
     ]  # fmt: skip
     assert crash.text == "CPU process 1: ValueError: broken on purpose"
