@@ -16,7 +16,7 @@ demo: $(VENV)/.demo
 	$(BIN)/drumline demo
 
 test: check services
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

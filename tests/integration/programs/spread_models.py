@@ -108,12 +108,19 @@ class Scaled(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """A CNN with BatchNorm."""
+    """A CNN with BatchNorm.
+
+    Its convolutions have no bias: BatchNorm takes it out again, so its gradient would be nothing but
+    rounding, which Adam scales up to steps of the size of its learning rate.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3)
+            nn.Conv2d(1, 4, 3, padding=1, bias=False),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 6, 3, bias=False),
         )
         self.norm = nn.BatchNorm2d(6)
         self.out = nn.Linear(6, 3)
