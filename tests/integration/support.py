@@ -23,6 +23,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from drumline.config.environment import CACHE_FOLDER
 from drumline.events import read_events
 from drumline.training.checkpoint import CheckpointStore
 
@@ -284,7 +285,7 @@ def _environment() -> Environment:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name not in _WORLD and not name.startswith(_LAUNCHERS)
+        if name == CACHE_FOLDER or (name not in _WORLD and not name.startswith(_LAUNCHERS))
     }
     return {**kept, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
 

@@ -56,13 +56,15 @@ class TracingProcess:
             LaunchError: If the process died.
         """
         options = {"world_size": world_size, "micro_batch": micro_batch, "selected": selected}
-        answer = self._ask({"config": config.model_dump(mode="json"), "options": options})
-        if "error" in answer:
-            error, kind = answer["error"], BadInput if answer["bad_input"] else DrumlineError
-            raise kind(error["message"], remedy=error["remedy"])
-        return MemoryTrace.from_dict(answer["trace"])
+        return memory_trace_in(self.ask(config, options))
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, config: RunConfig, options: dict[str, Any]) -> dict[str, Any]:
+        """As a call, as plain data: the trace or an error, and the sources they come from.
+
+        Raises:
+            LaunchError: If the process died.
+        """
+        request = {"config": config.model_dump(mode="json"), "options": options}
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "drumline.bench.memory_trace"],
@@ -91,6 +93,18 @@ class TracingProcess:
         code = self._process.wait()
         self._said.seek(0)
         return next(reversed(self._said.read().strip().splitlines()), f"exit code {code}")
+
+
+def memory_trace_in(answer: dict[str, Any]) -> MemoryTrace:
+    """The trace in an answer of a `TracingProcess`.
+
+    Raises:
+        DrumlineError: The one that is in its place.
+    """
+    if "error" in answer:
+        error, kind = answer["error"], BadInput if answer["bad_input"] else DrumlineError
+        raise kind(error["message"], remedy=error["remedy"])
+    return MemoryTrace.from_dict(answer["trace"])
 
 
 class MemoryAnswers:

@@ -2,8 +2,8 @@
 
 The real task's model, loss, optimizer and step run under fake tensors, which have shapes and no
 values, while every allocation is written down. Reads requests on stdin, a line of JSON each, and
-answers each with a `MemoryTrace`. Left out, and said so: initialisation from data, evaluation,
-checkpoints.
+answers each with a `MemoryTrace` and the sources that it comes from. Left out, and said so:
+initialisation from data, evaluation, checkpoints.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from drumline.bench.allocation_recorder import AllocationRecorder
 from drumline.bench.cuda_operators import cuda_operators
 from drumline.bench.sample_batch import enlarged, sample
+from drumline.bench.sources import loaded_sources
 from drumline.bench.traced_world import group_of_nobody, traced_strategy, traced_world
 from drumline.config import Mode, RunConfig
 from drumline.config.load import parse_config
@@ -366,7 +367,8 @@ def main() -> None:
     """Answer the requests on stdin, a line of JSON each, with a line each on stdout."""
     with redirect_stdout(sys.stderr):  # what libraries print must not stand among answers
         for line in sys.stdin:
-            print(json.dumps(answer(json.loads(line))), file=sys.__stdout__, flush=True)
+            found = {**answer(json.loads(line)), "sources": loaded_sources()}
+            print(json.dumps(found), file=sys.__stdout__, flush=True)
 
 
 if __name__ == "__main__":

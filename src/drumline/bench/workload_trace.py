@@ -1,5 +1,6 @@
 """Counting what a step costs without a GPU: `python -m drumline.bench.workload_trace`, with a
-config as JSON on standard input and the counts as JSON on standard output.
+config as JSON on standard input and the counts, with the sources that gave them, as JSON on
+standard output.
 
 The task's own model and loss run under fake tensors, which know shapes and hold no data, so a
 model of any size is traced in seconds. A task whose shapes depend on its data is traced with real
@@ -15,12 +16,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import format_exception_only
 from typing import Any
 
 import torch
@@ -34,12 +35,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
+from drumline.bench.sources import loaded_sources
 from drumline.config import ClusterEnvironment, RunConfig, parse_config
 from drumline.config.section import import_object
 from drumline.distributed import World
 from drumline.distributed.control import LocalControl
 from drumline.distributed.strategies.units import find_units
-from drumline.errors import BadInput, LaunchError
+from drumline.errors import BadInput
 from drumline.events import EventLog
 from drumline.planning.workload import Exchange, Workload
 from drumline.training.optimizer import build_optimizer
@@ -53,40 +55,6 @@ TRACED_SAMPLES = 32
 
 _IDLE = ("detach", "_local_scalar", "is_", "sym_", "size", "stride", "alias", "empty", "new_empty")
 _LOOK_UPS = ("index", "gather", "embedding", "select", "slice", "scatter")
-_TIMEOUT_S = 300
-
-
-def trace_workload(config: RunConfig) -> Workload:
-    """Trace a config in a process of its own, so that nothing of torch stays in this one.
-
-    Raises:
-        BadInput: If the config names no task.
-        LaunchError: If the task cannot be traced, with its own words.
-    """
-    if config.task is None:
-        raise BadInput("The config names no task.", remedy="Set task.name.")
-    config.task.check()
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "drumline.bench.workload_trace"],
-            input=config.model_dump_json(),
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise _untraceable(f"it was not done after {_TIMEOUT_S} s") from None
-    if done.returncode:
-        raise _untraceable((done.stderr.strip().splitlines() or ["it said nothing"])[-1])
-    return Workload.from_dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def _untraceable(why: str) -> LaunchError:
-    return LaunchError(
-        f"The task could not be traced: {why}",
-        remedy="Time it on a device instead: drumline estimate CONFIG --calibrate",
-    )
 
 
 @dataclass
@@ -275,6 +243,14 @@ def _bytes(value: Any) -> float:
     return float(sum(leaf.numel() * leaf.element_size() for leaf in leaves))
 
 
+def answer(config: dict[str, Any]) -> dict[str, Any]:
+    """The trace of a config, or what kept it from being made, and the sources they come from."""
+    try:
+        found: dict[str, Any] = {"trace": trace(parse_config(config)).as_dict()}
+    except Exception as error:  # whatever the task's own code raises
+        found = {"error": format_exception_only(error)[-1].strip()}
+    return {**found, "sources": loaded_sources()}
+
+
 if __name__ == "__main__":
-    traced = trace(parse_config(json.load(sys.stdin)))
-    sys.stdout.write(json.dumps(traced.as_dict()) + "\n")
+    sys.stdout.write(json.dumps(answer(json.load(sys.stdin))) + "\n")

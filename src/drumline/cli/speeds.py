@@ -26,6 +26,9 @@ def for_estimate(
     Raises:
         BadInput: If there is neither a profile nor leave to time steps here.
     """
+    from drumline.bench.memory import TracingProcess
+    from drumline.bench.trace_store import users_store
+    from drumline.bench.traces import Traces
     from drumline.bench.whole_plan import profile_of, profiled
 
     named = None if profile is None else load_profile(profile)
@@ -42,4 +45,5 @@ def for_estimate(
             remedy="Time steps here with --calibrate, or ask about another card with --profile "
             f"({', '.join(stored_profiles())}, or a YAML file).",
         )
-    return profiled(config, found)
+    with TracingProcess() as process:
+        return profiled(config, found, Traces(users_store(), process))

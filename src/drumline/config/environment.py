@@ -19,6 +19,7 @@ PLAN_DEVICES = "DRUMLINE_DEVICES"
 OVERRIDES = "DRUMLINE_OVERRIDES"
 DEVICE_LOCKS = "DRUMLINE_DEVICE_LOCKS"
 LOCK_FOLDER = "DRUMLINE_LOCK_FOLDER"
+CACHE_FOLDER = "DRUMLINE_CACHE_DIR"
 MARK = "DRUMLINE_ATTEMPT_MARK"
 """Carried by all processes of a training that the service runs."""
 DEFAULT_PORT = 29500
@@ -27,9 +28,9 @@ COMMUNICATION_PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_",
 
 def only_these(names: Collection[str]) -> dict[str, str]:
     """Of this process's environment variables those named, and those that say where Python finds
-    its packages: what a process gets that is to know no more.
+    its packages and Drumline its cache: what a process gets that is to know no more.
     """
-    wanted = {*names, "PYTHONPATH", "VIRTUAL_ENV"}
+    wanted = {*names, "PYTHONPATH", "VIRTUAL_ENV", CACHE_FOLDER, "XDG_CACHE_HOME"}
     return {name: value for name, value in os.environ.items() if name in wanted}
 
 
@@ -148,6 +149,21 @@ def lock_folder_setting(environ: Mapping[str, str] | None = None) -> str | None:
     need to share a folder.
     """
     return (os.environ if environ is None else environ).get(LOCK_FOLDER) or None
+
+
+def cache_folder(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Where this user keeps what can be made again: the folder set, or the one for Drumline among
+    the user's caches; None where the user has no home. It need not be there.
+    """
+    env = os.environ if environ is None else environ
+    if setting := env.get(CACHE_FOLDER):
+        return Path(setting)
+    caches = Path(env.get("XDG_CACHE_HOME", ""))
+    if not caches.is_absolute():  # as the XDG specification says of relative ones
+        if not env.get("HOME"):
+            return None
+        caches = Path(env["HOME"]) / ".cache"
+    return caches / "drumline"
 
 
 def has_service(environ: Mapping[str, str] | None = None) -> bool:

@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drumline.config.environment import LOCK_FOLDER, MARK
+from drumline.config.environment import CACHE_FOLDER, LOCK_FOLDER, MARK
 from drumline.config.service import ServiceSettings
 from drumline.events import EventLog
 from drumline.jobs.endings import LAST_WORD
 from drumline.run_directory import RunDirectory
 
-_ALWAYS = ("PYTHONPATH", "VIRTUAL_ENV", LOCK_FOLDER)
-"""Without these another Drumline may be started, or devices be locked where nobody looks."""
+_ALWAYS = ("PYTHONPATH", "VIRTUAL_ENV", LOCK_FOLDER, CACHE_FOLDER, "XDG_CACHE_HOME")
+"""Without these another Drumline may be started, devices be locked where nobody looks, or what
+the plan has predicted not be found."""
 
 _SIMULATED = "SIM-"
 

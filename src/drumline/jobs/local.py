@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from drumline.bench.whole_plan import kept_plan
 from drumline.config import RunConfig
 from drumline.config.environment import has_service
 from drumline.errors import DeviceError
 from drumline.hardware import Machine
 from drumline.hardware.device_locks import DeviceLocked, DeviceLocks, held_on, lock_folder
-from drumline.launch.preflight import plan_here, visible_machine
+from drumline.launch.preflight import Predicted, plan_here, visible_machine
 from drumline.planning import Plan
+from drumline.run_directory import RunDirectory
 
 _TRIES = 8
 """Plans that others may upset, by taking a device between looking and taking, before giving up."""
@@ -40,7 +43,7 @@ def plan_beside_others(config: RunConfig) -> Plan:
         BadInput: If the config cannot be spread over them, or names what is not there.
     """
     machine = visible_machine()
-    return plan_here(config, machine, held_on(machine))
+    return plan_here(config, machine, held_on(machine), _predicted(config.run_dir))
 
 
 @contextmanager
@@ -64,7 +67,8 @@ def _taken(config: RunConfig, run_path: Path, holding: ExitStack) -> Held:
     leased: dict[str, object] = {}
     for _ in range(_TRIES):
         machine = visible_machine()
-        made = plan_here(config, machine, {**leased, **held_on(machine)})
+        held = {**leased, **held_on(machine)}
+        made = plan_here(config, machine, held, _predicted(run_path))
         uuids = [device.uuid for device in made.devices if device.uuid]
         if not uuids:
             return Held(made)
@@ -85,6 +89,12 @@ def _taken(config: RunConfig, run_path: Path, holding: ExitStack) -> Held:
         f"Devices that were free are taken now: {last}.",
         remedy="Others are taking devices at this moment: try again.",
     )
+
+
+def _predicted(run_path: Path | None) -> Predicted:
+    """Plans as `drumline plan` has, where it was asked before."""
+    begun = run_path is not None and RunDirectory(run_path).config_path.exists()
+    return partial(kept_plan, begun=begun)
 
 
 def _enter(

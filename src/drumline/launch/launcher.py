@@ -216,7 +216,7 @@ class _Launch:
 
     def _savings(self) -> Savings:
         open_mode = self._bounds().mode is Mode.AUTO and "distributed.mode" not in self._overrides
-        cutting = open_mode and self.plan.world_size > 1
+        cutting = open_mode and self.plan.world_size > 1 and self.plan.mode is not Mode.SHARDED
         return Savings(halving=self._micro_batch() > 1, cutting=cutting)
 
     def _micro_batch(self) -> int:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from drumline.config import RunConfig
+from drumline.config import Mode, RunConfig
 from drumline.config.load import override
 from drumline.errors import DrumlineError
 from drumline.hardware import Machine
@@ -101,8 +101,12 @@ def _planned(
 def _overrides(
     config: RunConfig, made: Plan, kept: Sequence[PlannedDevice], micro_batch: int
 ) -> tuple[tuple[str, str], ...]:
-    """Keys that the ranks need: the micro-batch as it was, and fixed shares in proportion."""
+    """Keys that the ranks need: the micro-batch as it was, mode sharded where the plan chose it
+    because a replica fits no device, and fixed shares in proportion.
+    """
     found = [("micro_batch", str(micro_batch))]
+    if config.distributed.mode is Mode.AUTO and made.mode is Mode.SHARDED:
+        found.append(("distributed.mode", Mode.SHARDED.value))
     fixed = config.distributed.fixed_shares or []
     weights = (
         [fixed[made.devices.index(d)] for d in kept] if len(fixed) == len(made.devices) else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +16,11 @@ from drumline.run_directory import RunDirectory
 
 NOT_PREDICTED = (
     "memory and step times were not predicted, so that the run starts at once: `drumline plan` "
-    "predicts both, and may find that fewer devices are as fast"
+    "predicts both, may find that fewer devices are as fast, and is followed from then on"
 )
+
+Predicted = Callable[[RunConfig, Machine, Collection[str]], Plan | None]
+"""Plans with what was predicted before; None where that does not suffice."""
 
 
 def visible_machine() -> Machine:
@@ -30,32 +33,41 @@ def visible_machine() -> Machine:
 
 
 def plan_here(
-    config: RunConfig, machine: Machine | None = None, occupied: Collection[str] = ()
+    config: RunConfig,
+    machine: Machine | None = None,
+    occupied: Collection[str] = (),
+    predicted: Predicted | None = None,
 ) -> Plan:
-    """The plan of a config on this machine.
+    """The plan of a config on this machine. Nothing is traced or timed for it.
 
     Args:
         config: A checked config.
         machine: What is there; by default it is looked at.
         occupied: UUIDs of devices that others hold; a mapping says who they are.
+        predicted: Knows what was predicted before. CPU processes are planned without.
 
     Raises:
-        DeviceError: If the devices asked for are not there, not free, or only simulated.
+        DeviceError: If the devices asked for are not there, not free, only simulated, or by what
+            was predicted too small.
         BadInput: If the config cannot be spread over them, or names what is not there.
     """
     if config.task is not None:
         config.task.check()
-    made = plan(config, machine or visible_machine(), occupied)
+    machine = machine or visible_machine()
+    made = plan(config, machine, occupied)
     simulated = [device for device in made.devices if device.simulated]
     if simulated:
         raise DeviceError(
             f"{simulated[0].name} is simulated; nothing can run on it.",
             remedy="Simulated devices are for planning: use --dry-run.",
         )
+    if config.task is None or made.devices[0].kind == "cpu":
+        return made
+    found = None if predicted is None else predicted(config, machine, occupied)
     left_open = config.devices.strip() == "auto" or config.distributed.mode is Mode.AUTO
-    if config.task is not None and left_open and made.devices[0].kind != "cpu":
-        made = replace(made, reasons=(*made.reasons, NOT_PREDICTED))
-    return made
+    if found is None and left_open:
+        return replace(made, reasons=(*made.reasons, NOT_PREDICTED))
+    return found or made
 
 
 @contextmanager

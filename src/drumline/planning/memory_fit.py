@@ -6,11 +6,12 @@ Who makes the estimates is `bench.memory`'s matter; here they are asked for by n
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from drumline.config import Mode, RunConfig
-from drumline.errors import DeviceError
+from drumline.errors import BadInput, DeviceError
 from drumline.hardware import Device, Machine
 from drumline.planning.availability import Need, gib, label, memory_to_give, units, why_not
 from drumline.planning.cost_model import Candidate
@@ -20,8 +21,12 @@ from drumline.planning.memory import Fit, MemoryEstimate, fits
 Capability = tuple[int, int] | None
 
 
+class NotKnown(Exception):
+    """An answer that would have to be made first, where none is made."""
+
+
 class MemoryQuestions(Protocol):
-    """Estimates of one config."""
+    """Estimates of one config. Each raises NotKnown where answers are not made on demand."""
 
     def need(self, world_size: int, capability: Capability) -> MemoryEstimate:
         """What a rank needs on such a device."""
@@ -111,7 +116,10 @@ def needed_memory(
         can_cut = config.distributed.mode is Mode.AUTO and several
         if not can_cut or error.values.get("micro_batch"):
             raise
-        cut = memory.cut()
+        try:
+            cut = memory.cut()
+        except BadInput:  # the config's other keys do not go with that mode
+            raise error from None
         try:
             each = needed_bytes(config, machine, occupied, at_most, cut)
         except DeviceError as cut_error:
@@ -209,8 +217,10 @@ def _kind(
 ) -> KindMemory:
     capacity, capability = what
     needed = memory.need(size, capability)
-    known = with_largest and capacity is not None
-    largest = memory.largest(size, capability, capacity or 0) if known else None
+    largest = None
+    if with_largest and capacity is not None:
+        with suppress(NotKnown):  # it is shown, and nothing depends on it
+            largest = memory.largest(size, capability, capacity)
     return KindMemory(name, chosen, capacity, needed, largest)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drumline.bench.workload_trace import trace, trace_workload
+from drumline.bench.workload import trace_workload
+from drumline.bench.workload_trace import trace
 from drumline.config import RunConfig, parse_config
 from drumline.errors import BadInput, LaunchError
 from drumline.planning.workload import Exchange

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import yaml
 
+from drumline.bench import traces, whole_plan, workload_trace
 from drumline.bench.memory_trace import answer
 from drumline.cli.estimate import parse_counts
 from drumline.cli.main import run
 from drumline.config import RunConfig
 from drumline.errors import BadInput
 from drumline.hardware import Host, Machine
-from drumline.planning.memory_trace import MemoryTrace
+from drumline.launch import preflight
 
 PRICES = """
 currency: EUR
@@ -27,28 +28,22 @@ prices:
 
 
 class TracingHere(AbstractContextManager["TracingHere"]):
-    """A TracingProcess without the process."""
+    """A TracingProcess without the process; nobody knows its sources, so nothing is kept."""
 
     def __exit__(self, *_: object) -> None:
         pass
 
-    def __call__(self, config: RunConfig, *given: Any) -> MemoryTrace:
-        names = ("world_size", "micro_batch", "selected")
-        options = dict(zip(names, given, strict=True))
-        found = answer({"config": config.model_dump(mode="json"), "options": options})
-        if "error" in found:
-            raise BadInput(found["error"]["message"], remedy=found["error"]["remedy"])
-        return MemoryTrace.from_dict(found["trace"])
+    def ask(self, config: RunConfig, options: dict[str, Any]) -> dict[str, Any]:
+        return answer({"config": config.model_dump(mode="json"), "options": options})
 
 
 @pytest.fixture(autouse=True)
 def _no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    from drumline.bench import memory, workload_trace
-    from drumline.launch import preflight
-
     # In this process: another one each time would load torch again.
-    monkeypatch.setattr(workload_trace, "trace_workload", workload_trace.trace)
-    monkeypatch.setattr(memory, "TracingProcess", TracingHere)
+    monkeypatch.setattr(
+        traces, "ask_workload", lambda config: {"trace": workload_trace.trace(config).as_dict()}
+    )
+    monkeypatch.setattr(whole_plan, "TracingProcess", TracingHere)
     monkeypatch.setattr(preflight, "visible_machine", lambda: Machine(Host("h", cpu_usable=2)))
 
 

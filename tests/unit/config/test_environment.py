@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from drumline.config import ClusterEnvironment
+from drumline.config.environment import cache_folder
 from drumline.errors import BadInput
 
 TORCHRUN = {
@@ -166,3 +167,20 @@ def test_mpirun_over_machines_needs_an_address() -> None:
     }
     with pytest.raises(BadInput, match="MASTER_ADDR"):
         ClusterEnvironment.detect(env)
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"HOME": "/home/ada"}, "/home/ada/.cache/drumline"),
+        ({"HOME": "/home/ada", "XDG_CACHE_HOME": "/scratch"}, "/scratch/drumline"),
+        ({"HOME": "/home/ada", "XDG_CACHE_HOME": "scratch"}, "/home/ada/.cache/drumline"),
+        ({"HOME": "/home/ada", "XDG_CACHE_HOME": "/s", "DRUMLINE_CACHE_DIR": "/mine"}, "/mine"),
+        ({"HOME": "/home/ada", "DRUMLINE_CACHE_DIR": ""}, "/home/ada/.cache/drumline"),
+        ({}, None),
+    ],
+)
+def test_the_cache_is_where_the_user_or_the_desktop_says(
+    variables: dict[str, str], folder: str | None
+) -> None:
+    assert cache_folder(variables) == (None if folder is None else Path(folder))

@@ -72,6 +72,15 @@ def test_of_two_devices_one_goes_on_alone() -> None:
     assert (loss.plan.mode, loss.plan.world_size, loss.plan.shares) == (Mode.NONE, 1, (96,))
 
 
+def test_what_was_cut_because_no_replica_fits_stays_cut() -> None:
+    asked = config()
+    made = replace(plan(asked, MACHINE), mode=Mode.SHARDED)  # as where memory was predicted
+    loss = find_loss(asked, made, 24, lambda: without(1))
+    assert loss is not None and loss.plan is not None
+    assert (loss.plan.mode, loss.plan.world_size) == (Mode.SHARDED, 3)
+    assert dict(loss.overrides) == {"micro_batch": "24", "distributed.mode": "sharded"}
+
+
 def test_a_mesh_goes_on_with_as_many_as_it_has_places_for() -> None:
     mesh = {"mode": "hybrid", "mesh": {"data": -1, "shard": 2}}
     _, loss = found(config(devices="6", distributed=mesh), without(5))

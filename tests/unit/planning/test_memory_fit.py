@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from drumline.config import Mode, RunConfig, parse_config
-from drumline.errors import DeviceError
+from drumline.errors import BadInput, DeviceError
 from drumline.hardware import Host, Machine
 from drumline.planning import plan
 from drumline.planning.cost_model import Candidate
 from drumline.planning.memory import MemoryEstimate, estimate, fits
 from drumline.planning.memory_constants import DeviceConstants
-from drumline.planning.memory_fit import within
+from drumline.planning.memory_fit import NotKnown, within
 from drumline.planning.memory_trace import MemoryTrace
 
 GIB = 2**30
@@ -177,3 +177,26 @@ def test_what_does_not_fit_when_it_is_cut_either_is_refused() -> None:
 def test_a_mode_that_was_named_is_kept() -> None:
     with pytest.raises(DeviceError, match="short by"):
         planned("auto", "4xL4", 4, name="weights 40", distributed={"mode": "distributed"})
+
+
+def test_what_is_only_shown_may_be_unknown_and_what_decides_may_not() -> None:
+    class Kept(Known):
+        def largest(self, *_: Any) -> MemoryEstimate | None:
+            raise NotKnown
+
+    config = parse_config({"steps": 1, "global_batch": 16})
+    (kind,) = plan(config, Machine.probe(simulate="1xL4"), memory=Kept(config)).memory
+    assert kind.largest is None and kind.fit is not None and kind.fit.fits
+    large = parse_config({"steps": 1, "global_batch": 64})
+    with pytest.raises(NotKnown):  # whether a smaller micro-batch fits decides what is said
+        plan(large, Machine.probe(simulate="1xL4"), memory=Kept(large))
+
+
+def test_a_config_that_cannot_be_cut_is_refused_for_its_memory() -> None:
+    class Whole(Known):
+        def cut(self) -> Known:
+            raise BadInput("shares=measured does not go with mode sharded")
+
+    config = parse_config({"steps": 1, "global_batch": 2, "name": "weights 30"})
+    with pytest.raises(DeviceError, match="short by"):
+        plan(config, Machine.probe(simulate="2xL4"), memory=Whole(config))
