@@ -110,8 +110,8 @@ class Scaled(nn.Module):
 class Convolutions(nn.Module):
     """A CNN with BatchNorm.
 
-    Its convolutions have no bias: BatchNorm takes it out again, so its gradient would be nothing but
-    rounding, which Adam scales up to steps of the size of its learning rate.
+    Its convolutions have no bias: BatchNorm takes it out again, so its gradient would be nothing
+    but rounding, which Adam scales up to steps of the size of its learning rate.
     """
 
     def __init__(self) -> None:
