@@ -8,8 +8,8 @@ All have rollouts of 128 steps, four minibatches a pass, an LSTM of 256 each for
 heads of 64 and 64, and Adam; a size is environments and passes. Peers step Gymnasium environments,
 ours the batched form of the same. Prices are a random walk made here. `ours short` cuts a rollout
 into sequences of 32 steps, each begun with the state the policy had there, where the peers' go on
-over what lies between two episodes. A first rollout warms up, unless it takes all the time there
-is. `ratio` is ours (without shortening) over the side.
+over what lies between two episodes; `ours bf16` multiplies in bf16, where the peers' are in fp32. A
+first rollout warms up, unless it takes all the time there is. `ratio` is `ours` over the side.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from drumline.tasks.clstm_ppo.trading.gymnasium_portfolio import GymnasiumPortfo
 from drumline.tasks.clstm_ppo.trading.market import load_market
 
 STOCKS, DAYS, SHORT = 6, 1500, 32
-SIDES = ("ours", "ours short", "sb3", "plain")
+SIDES = ("ours", "ours short", "ours bf16", "sb3", "plain")
 SB3_MOST = 256
 """Environments: beyond, one of its rollouts takes minutes."""
 COLUMNS = "environments,epochs,side,threads,training_steps_per_s,ratio,rollouts,seconds,torch"
@@ -58,9 +59,9 @@ def write_prices(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def ours(
-    asked: argparse.Namespace, world: World, environment: dict[str, Any], short: bool, size: Any
+    asked: argparse.Namespace, world: World, environment: dict[str, Any], size: Any, **changes: Any
 ) -> Iterator[Rollout]:
-    asked = argparse.Namespace(**{**vars(asked), "sequence_length": SHORT if short else None})
+    asked = argparse.Namespace(**{**vars(asked), **changes})
     with opened(config_of(asked, *size, environment), world) as session:
         yield lambda: rollout(session, world)
 
@@ -131,10 +132,13 @@ def main() -> None:
             for text in asked.sizes.split(","):
                 size = tuple(map(int, text.split(":")))
                 sides = {
-                    "ours": lambda size=size: ours(asked, world, environment, False, size),
-                    "ours short": lambda size=size: ours(asked, world, environment, True, size),
-                    "sb3": lambda size=size: sb3(make, size),
-                    "plain": lambda size=size: plain(make, size),
+                    "ours": partial(ours, asked, world, environment, size),
+                    "ours short": partial(
+                        ours, asked, world, environment, size, sequence_length=SHORT
+                    ),
+                    "ours bf16": partial(ours, asked, world, environment, size, precision="bf16"),
+                    "sb3": partial(sb3, make, size),
+                    "plain": partial(plain, make, size),
                 }
                 compare(asked, size, {n: sides[n] for n in asked.sides.split(",")})
 

@@ -24,6 +24,7 @@ from drumline.config import ClusterEnvironment, DistributedConfig, Mode, RunConf
 from drumline.config.environment import visible_devices_setting
 from drumline.distributed.control import ControlPlane, LocalControl, StoreControl
 from drumline.distributed.device_stats import DeviceStats, device_stats
+from drumline.distributed.host_memory import keep_freed_memory
 from drumline.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -192,6 +193,8 @@ def open_world(
     spread = config.distributed if isinstance(config, RunConfig) else config
     spread = spread or DistributedConfig()
     device = _device(env, devices)
+    if device.type == "cpu":
+        keep_freed_memory()
     if env.is_alone and not spread.mode.needs_group:
         yield World(0, 1, 0, device, "none", LocalControl(), spread, env)
         return
