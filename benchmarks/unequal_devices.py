@@ -3,13 +3,13 @@ of what each rank does alone.
 
     python benchmarks/unequal_devices.py
 
-Takes about two minutes. With GPUs, of which it uses two, rank 1's is shared with a child of that
-rank that always has a matrix product queued there: the driver gives each its slices of time.
+Takes about two minutes a turn. With GPUs, of which it uses two, rank 1's is shared with a child of
+that rank that always has a matrix product queued there: the driver gives each its slices of time.
 Without, it needs two cores with nothing else running on them. Rank 0 is then bound to one core;
 rank 1 to another, beside a child of it that never rests, so that the kernel's scheduler gives it
 half of that core. Everything else is as a user has it: `drumline run`, and a model of the user's
-own. Speeds are samples a second from the runs' `step` events, the first steps left out. One row, as
-CSV, comes last.
+own. Speeds are samples a second from the runs' `step` events, the first steps left out; the table
+has medians over turns. A row a turn, as CSV, comes last.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -145,13 +146,19 @@ def shares_of(folder: Path, name: str) -> list[int]:
 
 
 def measure(folder: Path, steps: int) -> dict[str, Any]:
-    """All runs."""
+    """All runs. Each rank's own speed is measured while the other trains, too: what they share of
+    the machine they share in all runs.
+    """
     half = GLOBAL_BATCH // 2
-    alone = {"batch": half, "steps": steps + 2}
+    many = (2 * steps, steps)  # rank 0 takes half the time
+    alone = [
+        start(folder, f"rank_{core}", core=core, batch=half, steps=many[core] + 2)
+        for core in (0, 1)
+    ]
     found: dict[str, Any] = {}
-    for core in (0, 1):
-        finish(start(folder, f"rank_{core}", core=core, **alone), folder, f"rank_{core}")
-        found[f"rank_{core}_alone"] = speed(folder, f"rank_{core}", steps)
+    for core, process in enumerate(alone):
+        finish(process, folder, f"rank_{core}")
+        found[f"rank_{core}_alone"] = speed(folder, f"rank_{core}", many[core])
     for shares, warm_up in WARM_UP.items():
         more = {"batch": GLOBAL_BATCH, "steps": warm_up + steps, "shares": shares}
         finish(start(folder, shares, **more), folder, shares)
@@ -159,25 +166,30 @@ def measure(folder: Path, steps: int) -> dict[str, Any]:
     return found | {"shares": shares_of(folder, "measured")}
 
 
-def report(found: dict[str, Any]) -> None:
-    """A table, and the row for the record."""
-    together = found["rank_0_alone"] + found["rank_1_alone"]
+def report(turns: list[dict[str, Any]]) -> None:
+    """A table of medians, and the rows for the record."""
+    for found in turns:
+        found["sum"] = found["rank_0_alone"] + found["rank_1_alone"]
+        for way in WARM_UP:
+            found[f"{way}_over_sum"] = found[way] / found["sum"]
     rows = [
-        ("rank 0 alone", found["rank_0_alone"]),
-        (f"rank 1 alone, on half a {'GPU' if ON_GPUS else 'core'}", found["rank_1_alone"]),
-        ("sum of both", together),
-        ("two ranks, equal shares", found["equal"]),
-        (f"two ranks, measured shares {found['shares']}", found["measured"]),
+        ("rank 0 alone", "rank_0_alone"),
+        (f"rank 1 alone, on half a {'GPU' if ON_GPUS else 'core'}", "rank_1_alone"),
+        ("sum of both", "sum"),
+        ("two ranks, equal shares", "equal"),
+        ("two ranks, measured shares", "measured"),
     ]
-    for name, value in rows:
-        print(f"{name:42} {value:8.2f} samples/s   {value / together:7.1%} of the sum")
-    shares = " + ".join(map(str, found["shares"]))
-    numbers = [found["rank_0_alone"], found["rank_1_alone"], together]
-    numbers += [found["equal"], found["measured"]]
-    ratios = [found["equal"] / together, found["measured"] / together]
+    for name, key in rows:
+        of_sum = median(found[key] / found["sum"] for found in turns)
+        print(
+            f"{name:42} {median(f[key] for f in turns):8.2f} samples/s   {of_sum:7.1%} of the sum"
+        )
     print(COLUMNS)
-    written = [*(f"{n:.2f}" for n in numbers), shares, *(f"{r:.3f}" for r in ratios)]
-    print(",".join([processor(), torch.__version__, *written]))
+    for found in turns:
+        found["shares"] = " + ".join(map(str, found["shares"]))
+        numbers = [found[column] for column in COLUMNS.split(",")[2:]]
+        written = [n if isinstance(n, str) else f"{n:.3f}" for n in numbers]
+        print(",".join([processor(), torch.__version__, *written]))
 
 
 def processor() -> str:
@@ -190,6 +202,7 @@ def processor() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--measured-steps", type=int, default=6, help="steps of each speed")
+    parser.add_argument("--turns", type=int, default=3, help="of all runs")
     for name in ("core", "batch", "steps"):
         parser.add_argument(f"--{name}", type=int, default=0, help=argparse.SUPPRESS)
     for name in ("shares", "train"):
@@ -200,8 +213,11 @@ def main() -> None:
         return
     if torch.cuda.device_count() == 1:
         sys.exit("This needs two GPUs, or none: set CUDA_VISIBLE_DEVICES= to measure on the CPU.")
-    with tempfile.TemporaryDirectory() as folder:
-        report(measure(Path(folder), given.measured_steps))
+    turns = []
+    for _ in range(given.turns):
+        with tempfile.TemporaryDirectory() as folder:
+            turns.append(measure(Path(folder), given.measured_steps))
+    report(turns)
 
 
 if __name__ == "__main__":
