@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from drumline.bench.checks import CheckContext, Finding, TorchFacts, control, de
 from drumline.bench.checks import machine as machine_checks
 from drumline.bench.checks.model import model_fits
 from drumline.bench.checks.run import prepare
+from drumline.bench.memory import TracingProcess, estimate_memory_requirement
 from drumline.config import parse_config
 from drumline.hardware import GpuProcess, Machine
 from drumline.planning.devices import planned
@@ -278,7 +277,6 @@ def test_a_model_beside_what_is_free() -> None:
     (found,) = model_fits(there, lambda config, there: 40 * GIB)
     assert found.status == "fail"
     assert "GPU 1 has 23.5 GiB, short by 16.5 GiB" in found.text
-    assert statuses(model_fits(there, lambda config, there: None)) == ["skipped"]
     assert model_fits(context()) == []
 
 
@@ -289,21 +287,23 @@ def test_a_training_without_a_task_is_skipped_with_the_reason() -> None:
     assert "names no task" in found.text
 
 
-def test_the_estimate_is_asked_for_the_devices_that_are_measured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[Any] = []
-
-    def estimate(config: Any, capability: Any, *, world_size: int) -> Any:
-        asked.append((config.name, capability, world_size))
-        return SimpleNamespace(reserved_peak=3 * GIB, context=GIB)
-
-    module = SimpleNamespace(estimate_memory_requirement=estimate)
-    monkeypatch.setitem(sys.modules, "drumline.bench.memory", module)
-    config = parse_config({"steps": 1, "name": "mine"})
+def test_the_estimate_is_for_the_devices_that_are_measured() -> None:
+    task = {
+        "name": "clstm_ppo",
+        "environment": {"name": "cartpole_memory"},
+        "environments": 4,
+        "rollout_steps": 8,
+        "total_steps": 64,
+    }
+    config = parse_config({"global_batch": 16, "task": task})
     (found,) = model_fits(replace(context("2xH100"), config=config))
-    assert asked == [("mine", (9, 0), 2)]
-    assert found.value["needed_bytes"] == 4 * GIB
+    with TracingProcess() as process:
+        on_one, on_two = (
+            estimate_memory_requirement(config, (9, 0), world_size=size, tracer=process)
+            for size in (1, 2)
+        )
+    assert found.value["needed_bytes"] == on_two.reserved_peak + on_two.context
+    assert found.value["needed_bytes"] != on_one.reserved_peak + on_one.context
 
 
 def test_busy_and_unwell_devices_are_left_out_unless_named() -> None:

@@ -67,3 +67,7 @@ def test_weights_and_moments_are_those_of_the_policy() -> None:
     trace = traced(64)
     assert weights <= most(trace, "parameters") <= 2 * weights  # cuDNN's flat copy is on the way
     assert most(trace, "optimizer") == 2 * weights + 4 * tensors  # and a step count for each
+
+
+def test_where_episodes_begin_is_not_guessed() -> None:
+    assert traced(64).selections == ()

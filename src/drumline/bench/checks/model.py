@@ -3,50 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from typing import Any
 
 from drumline.bench.checks.check import CheckContext, device_names
 from drumline.bench.checks.finding import Finding, failed, passed, skipped
+from drumline.bench.memory import TracingProcess, estimate_memory_requirement
+from drumline.bench.trace_store import users_store
+from drumline.bench.traces import Traces
 from drumline.config import RunConfig
 from drumline.errors import BadInput
 from drumline.planning.availability import gib, memory_to_give
 
-_MODULE = "drumline.bench.memory"
 NAME = "model fits"
 
 
-def needed_memory_bytes(config: RunConfig, context: CheckContext) -> int | None:
-    """What the training needs on each device, torch's reserved memory and CUDA's context; None
-    where no estimate is there. This is the seam to `bench.memory`.
+def needed_memory_bytes(config: RunConfig, context: CheckContext) -> int:
+    """What the training needs on each device: torch's reserved memory and CUDA's context.
+
+    Raises:
+        BadInput: If it has no task, or a step that cannot be traced.
     """
-    try:
-        memory: Any = import_module(_MODULE)
-    except ModuleNotFoundError as error:
-        if error.name != _MODULE:
-            raise
-        return None
     first = context.devices[0].uuid if context.devices else None
     there = {device.uuid: device.compute_capability for device in context.machine.usable}
-    found = memory.estimate_memory_requirement(
-        config, there.get(first or ""), world_size=max(1, len(context.devices))
-    )
+    with TracingProcess() as process:
+        found = estimate_memory_requirement(
+            config,
+            there.get(first or ""),
+            world_size=max(1, len(context.devices)),
+            tracer=Traces(users_store(), process).memory,
+        )
     return int(found.reserved_peak + found.context)
 
 
 def model_fits(
     context: CheckContext,
-    needed: Callable[[RunConfig, CheckContext], int | None] = needed_memory_bytes,
+    needed: Callable[[RunConfig, CheckContext], int] = needed_memory_bytes,
 ) -> Sequence[Finding]:
     """The need beside what each device has free."""
     if context.config is None:
         return []
     try:
         bytes_needed = needed(context.config, context)
-    except BadInput as error:  # no task, or a step that cannot be traced
+    except BadInput as error:
         return [skipped(NAME, f"no estimate: {error.message}")]
-    if bytes_needed is None:
-        return [skipped(NAME, "no memory estimate is built in")]
     if context.on_cpu:
         there: list[int | None] = [context.machine.host.memory_available_bytes]
         names, bytes_needed = ["host"], bytes_needed * len(context.devices)

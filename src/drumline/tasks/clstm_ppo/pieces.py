@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 BUCKET_ROWS = 64
 """Pieces side by side at most: more are no faster, and their steps leave the CPU's caches."""
@@ -73,8 +74,11 @@ def find_cuts(starts: Tensor) -> Cuts:
     """Look where episodes begin, and choose. Waits for the device.
 
     Args:
-        starts: bool [L, n], whether a step is the first of an episode.
+        starts: bool [L, n], whether a step is the first of an episode. Without values, where a step
+            is only traced, nothing is cut.
     """
+    if isinstance(starts, FakeTensor):
+        return Cuts(())
     steps = tuple(starts.any(dim=1).nonzero().flatten().tolist())
     if not any(steps):  # none, or at the first step only
         return Cuts(steps)
