@@ -14,18 +14,8 @@ from drumline.planning.workload import Workload
 _TIMEOUT_S = 300
 
 
-def trace_workload(config: RunConfig) -> Workload:
-    """Trace a config; see `bench.workload_trace`.
-
-    Raises:
-        BadInput: If the config names no task.
-        LaunchError: If the task cannot be traced, with its own words.
-    """
-    return workload_in(ask_workload(config))
-
-
 def ask_workload(config: RunConfig) -> dict[str, Any]:
-    """The same as plain data: the trace or an error, and the sources they come from.
+    """What `bench.workload_trace` answers: the trace or an error, and the sources they come from.
 
     Raises:
         BadInput: If the config names no task.

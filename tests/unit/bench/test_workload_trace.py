@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drumline.bench.workload import trace_workload
+from drumline.bench.workload import ask_workload, workload_in
 from drumline.bench.workload_trace import trace
 from drumline.config import RunConfig, parse_config
 from drumline.errors import BadInput, LaunchError
@@ -76,17 +76,17 @@ def test_a_task_whose_shapes_depend_on_its_data_is_traced_with_real_tensors(
 
 def test_a_process_of_its_own_gives_the_same_counts(tmp_path: Path) -> None:
     config = sae(tmp_path)
-    assert trace_workload(config) == trace(config)
+    assert workload_in(ask_workload(config)) == trace(config)
 
 
 def test_a_config_without_a_task_is_refused() -> None:
     with pytest.raises(BadInput, match="names no task"):
-        trace_workload(parse_config({"steps": 1}))
+        ask_workload(parse_config({"steps": 1}))
 
 
 def test_a_task_that_cannot_be_traced_says_why(tmp_path: Path) -> None:
     config = sae(tmp_path)
     np.save(tmp_path / "rows.npy", np.zeros((60, WIDTH), np.float32))  # 16 are left to train on
     with pytest.raises(LaunchError, match="16 samples, and a trace needs 32") as caught:
-        trace_workload(config)
+        workload_in(ask_workload(config))
     assert "--calibrate" in caught.value.remedy
