@@ -14,8 +14,10 @@ ones left out, so that what happens once or seldom does not count. Events are st
 millisecond. With `--repeat` calibrations and trainings alternate, and the table shows medians.
 
 Parts are in ms: `read` alone, `compute` with samples at hand, `send` for what is exchanged and not
-hidden. On the largest number of devices they are also measured, in steps of the real spread:
-compute and send together there, as a step cannot be timed without waiting for others.
+hidden, and `rest` for what the calibration's whole steps on several devices took beyond those. The
+error is that of the sum, and once more without the rest: of a prediction from one device and the
+links alone. On the largest number of devices the parts are also measured, in steps of the real
+spread: compute and send together there, as a step cannot be timed without waiting for others.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ from drumline.config import RunConfig, load_config
 from drumline.events import read_events
 from drumline.hardware import Machine
 from drumline.launch.preflight import visible_machine
+from drumline.planning.calibrated_speed import CalibratedSpeed
 from drumline.planning.cost_model import predict
 from drumline.planning.plan import micro_batch_of, spread
-from drumline.planning.speed import CalibratedSpeed
 
 EVERY = 25
 WARM_UP_STEPS = 50
@@ -55,6 +57,7 @@ PARTS = (
     "predicted_read",
     "predicted_compute",
     "predicted_send",
+    "predicted_rest",
     "measured_read",
     "measured_compute_and_send",
     "measured_in_calibration",
@@ -92,9 +95,7 @@ def main() -> None:
         machine, folder = visible_machine(), Path(name)
         for case in _cases(options, machine, folder):
             for again in range(options.repeat):
-                speed = calibrate(
-                    case.config, case.counts, machine, budget_s=options.budget, whole=True
-                )
+                speed = calibrate(case.config, case.counts, machine, budget_s=options.budget)
                 _say(began, f"{case.name}: calibrated")
                 for count in case.counts:
                     run = folder / f"{case.name}-{count}-{again}"
@@ -214,6 +215,7 @@ def _row(
         "predicted_read": pipeline.data_s,
         "predicted_compute": seconds["compute"],
         "predicted_send": sum(seconds.get(name, 0.0) for name in SENT),
+        "predicted_rest": seconds.get("together", 0.0),
         "measured_read": None if whole is None else whole.data_s,
         "measured_compute_and_send": None if whole is None else whole.compute_s,
         "measured_in_calibration": None if whole is None else whole.step_s,
@@ -225,19 +227,24 @@ def _row(
         "device": speed.device,
         "devices": count,
         **{f"{key}_ms": "" if s is None else round(1e3 * s, 3) for key, s in times.items()},
-        "error_percent": round(100 * (found.step_s / measured - 1), 2),
+        "error_percent": _error(found.step_s, measured),
+        "error_of_parts_percent": _error(found.step_s - times["predicted_rest"], measured),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
         "python": platform.python_version(),
     }
 
 
+def _error(predicted: float, measured: float) -> float:
+    return round(100 * (predicted / measured - 1), 2)
+
+
 def _print(rows: list[dict[str, Any]]) -> None:
     """A line for each number of devices; medians, with the smallest and the largest error."""
     print(f"{rows[0]['config']}: {rows[0]['device']}, global batch {rows[0]['global_batch']:,}")
     print(
-        "devices  predicted =   read | compute +   send   measured    error  (from, to)     "
-        "read | compute + send   step"
+        "devices  predicted =   read | compute +   send +   rest   measured    error  (from, to)  "
+        "of parts     read | compute + send   step"
     )
     for count in sorted({row["devices"] for row in rows}):
         some = [row for row in rows if row["devices"] == count]
@@ -247,8 +254,9 @@ def _print(rows: list[dict[str, Any]]) -> None:
         part = {key: _ms(_median(some, f"{key}_ms")) for key in PARTS}
         print(
             f"{count:7}  {_ms(predicted)}  {part['predicted_read']} | "
-            f"{part['predicted_compute']} {part['predicted_send']}   {_ms(measured)}   "
-            f"{error:+5.1f}%  ({min(errors):+5.1f}, {max(errors):+5.1f})  "
+            f"{part['predicted_compute']} {part['predicted_send']} {part['predicted_rest']}   "
+            f"{_ms(measured)}   {error:+5.1f}%  ({min(errors):+5.1f}, {max(errors):+5.1f})  "
+            f"{_median(some, 'error_of_parts_percent'):+5.1f}%  "
             f"{part['measured_read']} | {part['measured_compute_and_send']}    "
             f"{part['measured_in_calibration']}",
             flush=True,

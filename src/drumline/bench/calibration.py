@@ -23,10 +23,12 @@ from drumline.config import Mode, RunConfig
 from drumline.errors import BadInput, LaunchError
 from drumline.hardware import Machine
 from drumline.launch import LaunchRequest, launch
+from drumline.planning.calibrated_speed import CalibratedSpeed
+from drumline.planning.cost_model import predict
 from drumline.planning.devices import PlannedDevice, choose_devices
 from drumline.planning.plan import Plan, spread
 from drumline.planning.profile import AllReduce, DeviceProfile, find_profile
-from drumline.planning.speed import CalibratedSpeed, Control
+from drumline.planning.speed import Control
 from drumline.planning.timed_shares import Beside, Calibration
 from drumline.run_directory import RunDirectory
 
@@ -57,7 +59,6 @@ def calibrate(
     *,
     profile: DeviceProfile | None = None,
     budget_s: float = BUDGET_S,
-    whole: bool = False,
 ) -> CalibratedSpeed:
     """Time a config on one device of this machine, and its links.
 
@@ -67,7 +68,6 @@ def calibrate(
         machine: What is there.
         profile: Links for numbers of devices that are not there; by default the device's own.
         budget_s: Seconds for the whole steps of each share.
-        whole: Also take real steps on all devices together, to compare predictions with.
 
     Raises:
         BadInput: If the config names no task, or cannot be shared by so many devices.
@@ -82,17 +82,35 @@ def calibrate(
     shares = {count: max(_equal(config, count)) for count in sorted({1, *counts})}
     alone = _alone(ground, shares)
     several = [count for count in shares if 1 < count <= len(devices)]
-    together = _together(ground, several, shares, alone["exchange"], whole) if several else {}
+    together = _together(ground, several, shares, alone["exchange"]) if several else {}
     timed = {**alone, "kind": devices[0].kind, "beside": {}, **_kept(together)}
     calibration = Calibration.from_dict(timed)
     company = company_of(calibration.beside, tuple(shares), shared_cores=ground.on_cpu)
     calibration = replace(calibration, beside=company)
     described = _described(calibration, together, profile)
-    return CalibratedSpeed(calibration, described, _controls(together, config))
+    speed = CalibratedSpeed(calibration, described, _controls(together, config))
+    return replace(speed, unexplained_s=unexplained_s(speed, shares[calibration.together]))
+
+
+def unexplained_s(speed: CalibratedSpeed, share: int) -> float:
+    """What whole steps on several devices took beyond what the cost model adds up.
+
+    Args:
+        speed: With whole steps that were timed; without any there is nothing to explain.
+        share: Samples of each of those devices.
+    """
+    timed, count = speed.calibration.whole, speed.calibration.together
+    if timed is None:
+        return 0.0
+    explained = predict(speed, Mode.DISTRIBUTED.value, (share,) * count, share)
+    control = speed.control(count)
+    gathered = 0.0 if control is None else control.gather_s / max(1, control.every_steps)
+    assert explained.step_s is not None
+    return timed.step_s - (explained.step_s - gathered)  # no metrics were gathered
 
 
 def _kept(together: dict[str, Any]) -> dict[str, Any]:
-    return {key: together[key] for key in ("beside", "whole") if key in together}
+    return {key: together[key] for key in ("beside", "whole", "together") if key in together}
 
 
 def company_of(
@@ -173,7 +191,6 @@ def _together(
     several: Sequence[int],
     shares: dict[int, int],
     exchange: dict[str, Any],
-    whole: bool,
 ) -> dict[str, Any]:
     payload = {
         "config": ground.config.model_dump(mode="json"),
@@ -181,7 +198,6 @@ def _together(
         "shares": {str(count): shares[count] for count in several},
         "gradient_bytes": exchange["gradient_bytes"],
         "budget_s": ground.budget_s,
-        "whole": whole,
     }
     return _call(ground, max(several), timed_steps.time_together.__name__, payload)
 

@@ -68,8 +68,7 @@ def time_alone(payload: dict[str, Any]) -> None:
 
 def time_together(payload: dict[str, Any]) -> None:
     """Kind "call" on several ranks: all-reduce on each number of ranks, a share on one rank alone
-    and on several at once, and the control plane. With `whole`, all ranks also take real steps
-    together, to compare with what is predicted.
+    and on several at once, the control plane, and real steps of all ranks together.
     """
     config, environment = parse_config(payload["config"]), ClusterEnvironment.detect()
     assert environment.run_dir is not None
@@ -85,12 +84,11 @@ def time_together(payload: dict[str, Any]) -> None:
             found["beside"][count] = _beside(config, world, payload, count)
         found["vote_s"] = _median(lambda: world.control.any(False))
         found["gather_s"] = _median(lambda: world.control.gather(({"loss": 0.0}, 1.0)))
-        if payload["whole"]:
-            series = Series(Mode.DISTRIBUTED.value, config.global_batch, world.size)
-            session = _open(config, world, series, environment.run_dir)
-            points = world.control.gather(asdict(time_session(session, payload["budget_s"])))
-            found["whole"] = _slowest(points)
-            _close(session)
+        series = Series(Mode.DISTRIBUTED.value, config.global_batch, world.size)
+        session = _open(config, world, series, environment.run_dir)
+        points = world.control.gather(asdict(time_session(session, payload["budget_s"])))
+        found["whole"], found["together"] = _slowest(points), world.size
+        _close(session)
         if world.is_main:
             (environment.run_dir / RESULT).write_text(json.dumps(found))
 

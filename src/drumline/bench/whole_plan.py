@@ -22,7 +22,8 @@ from drumline.planning import Plan, plan
 from drumline.planning.batch import Batch, LearningRate, cut_batch, learning_rates
 from drumline.planning.memory_fit import NotKnown
 from drumline.planning.profile import DeviceProfile, find_profile, load_profile
-from drumline.planning.speed import ProfiledSpeed, Speed
+from drumline.planning.profiled_speed import ProfiledSpeed
+from drumline.planning.speed import Speed
 
 PREDICTED_BEFORE = "predicted from what `drumline plan` has traced for this config before"
 ALL_THE_SAME = "planned without predictions, as the run has begun; by those made before"

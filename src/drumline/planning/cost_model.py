@@ -11,9 +11,10 @@ The time of a step is the work of the rank with the largest share, plus what it 
   the longer of the two, so that exchanges are free where devices wait for samples anyway.
 - The control plane: a vote beside the step costs what is longer than the step; metrics are
   gathered every so many steps.
-
-Left out: what communication takes from the kernels it runs beside, and ranks that wait for each
-other because no two steps take the same time. Both make real steps slower than predicted.
+- What communication takes from the kernels it runs beside, and ranks that wait for each other
+  because no two steps take the same time: known only where a calibration took real steps on
+  several devices, as what those took beyond all of the above. Left out otherwise, so that real
+  steps are slower than predicted.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def predict(speed: Speed, mode: str, shares: Sequence[int], micro_batch: int) ->
     sent = _gradients(speed, link, size, work.remaining_s)
     waited = waited_for(speed.exchange, link, size)
     step = (*work.parts, sent, waited, *reading(work, sent.seconds + waited.seconds))
-    parts = (*step, *control(speed, size, _sum(step)))
+    parts = (*step, *control(speed, size, _sum(step)), *speed.together(size))
     return Candidate(mode, size, tuple(shares), _sum(parts), parts, note=note)
 
 

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from drumline.config import Mode, Precision, RunConfig
 from drumline.planning.cost_model import Candidate, all_reduce_s, control, reading, waited_for
 from drumline.planning.profile import AllReduce
+from drumline.planning.profiled_speed import BACKWARD
 from drumline.planning.quantities import data, data_rate, span
-from drumline.planning.speed import BACKWARD, Part, Speed
+from drumline.planning.speed import Part, Speed
 from drumline.planning.workload import Exchange
 
 NORM_BYTES = 8

@@ -6,7 +6,7 @@ from typing import Any
 
 from drumline.config import Precision
 from drumline.planning.profile import AllReduce, DeviceProfile, Figure
-from drumline.planning.speed import ProfiledSpeed
+from drumline.planning.profiled_speed import ProfiledSpeed
 from drumline.planning.workload import Exchange, Workload
 
 MB = 10**6

@@ -15,7 +15,7 @@ from drumline.planning.cut_cost import Cutting, backward_s, cutting_of, forward_
 from drumline.planning.estimate import estimate
 from drumline.planning.plan import compare, predict_mode
 from drumline.planning.prices import PriceList
-from drumline.planning.speed import ProfiledSpeed
+from drumline.planning.profiled_speed import ProfiledSpeed
 from drumline.planning.workload import Exchange
 
 PLAIN = profile(all_reduce=[link(n, latency_s=0.0) for n in (2, 4, 8)])

@@ -12,7 +12,7 @@ from drumline.config import Mode, RunConfig, parse_config
 from drumline.errors import BadInput
 from drumline.hardware import Device, Host, Machine
 from drumline.planning import Plan, plan
-from drumline.planning.speed import ProfiledSpeed
+from drumline.planning.profiled_speed import ProfiledSpeed
 
 SLOW_LINKS = profile(all_reduce=[link(size, bus=1e7) for size in (2, 4, 8)])
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning.speed_by_hand import MB, link, workload
 
-from drumline.bench.calibration import company_of
+from drumline.bench.calibration import company_of, unexplained_s
+from drumline.planning.calibrated_speed import CalibratedSpeed
 from drumline.planning.cost_model import predict
 from drumline.planning.profile import DeviceProfile
-from drumline.planning.speed import CalibratedSpeed, Control
+from drumline.planning.speed import Control
 from drumline.planning.timed_shares import (
     Beside,
     Calibration,
@@ -187,8 +188,41 @@ def test_a_vote_costs_what_is_longer_than_the_step_and_metrics_are_spread_over_s
     assert predict(slow, "distributed", (50, 50), 50).step_s == pytest.approx(0.100)
 
 
+def timed_together(speed: CalibratedSpeed, count: int, step_s: float) -> CalibratedSpeed:
+    """With whole steps of 50 samples a device on `count` devices."""
+    whole = SharePoint(50 * count, step_s)
+    timed = replace(speed, calibration=replace(speed.calibration, whole=whole, together=count))
+    return replace(timed, unexplained_s=unexplained_s(timed, 50))
+
+
+@pytest.mark.parametrize("step_s", [0.100, 0.075])
+def test_whole_steps_on_several_devices_are_what_they_took(step_s: float) -> None:
+    control = {"vote_s": 0.090, "gather_s": 0.002, "every_steps": 10}
+    speed = timed_together(calibrated("cuda", **control), 2, step_s)
+    # No metrics were gathered in those steps, so their part of a step comes on top.
+    assert two(speed) == pytest.approx(step_s + 0.0002)
+    assert predict(speed, "none", (100,), 100).step_s == pytest.approx(0.100)
+
+
+def test_what_is_not_explained_grows_with_peers_up_to_those_that_were_there() -> None:
+    plain = calibrated("cuda")
+
+    def added(speed: CalibratedSpeed, count: int) -> float:
+        shares = (50,) * count
+        found, without = (predict(s, "distributed", shares, 50).step_s for s in (speed, plain))
+        assert found is not None and without is not None
+        return found - without
+
+    on_four = predict(plain, "distributed", (50,) * 4, 50).step_s
+    assert on_four is not None
+    speed = timed_together(plain, 4, on_four + 0.030)
+    assert [added(speed, count) for count in (2, 3, 4, 8)] == pytest.approx(
+        [0.01, 0.02, 0.03, 0.03]
+    )
+
+
 def test_workload_and_calibration_come_back_from_json() -> None:
     assert Workload.from_dict(json.loads(json.dumps(workload().as_dict()))) == workload()
     pair = Beside(SharePoint(50, 0.1), SharePoint(50, 0.2, 0.1, 0.2))
-    timed = replace(calibrated("cpu", beside={2: pair}).calibration, whole=pair.beside)
+    timed = replace(calibrated("cpu", beside={2: pair}).calibration, whole=pair.beside, together=2)
     assert Calibration.from_dict(json.loads(json.dumps(asdict(timed)))) == timed
