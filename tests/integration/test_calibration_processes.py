@@ -38,8 +38,7 @@ def test_steps_and_links_are_timed_on_real_processes(tmp_path: Path) -> None:
     for point in (*timed.none, *timed.distributed):
         assert point.data_s > 0
         assert point.compute_s is not None and point.compute_s > 0
-        assert len(point.remaining_s) == 4
-        assert min(point.remaining_s) == 0.0
+        assert point.remaining_s == (0.0,)  # all four gradients travel together
     assert timed.steps == 2 * 15  # 900 rows to train on, in steps of 64 with a short one at the end
     assert timed.exchange.total_bytes == 4 * PARAMETERS
     assert timed.exchange.blocking_bytes[0] == 4
@@ -65,7 +64,7 @@ def test_steps_and_links_are_timed_on_gpus(tmp_path: Path) -> None:
     speed = calibrate(given, [1, there], machine, budget_s=0.2)
     assert [point.samples for point in speed.calibration.none] == [64]
     for point in (*speed.calibration.none, *speed.calibration.distributed):
-        assert len(point.remaining_s) == 4
+        assert len(point.remaining_s) == 1
         assert 0 <= max(point.remaining_s) < point.step_s
     assert set(speed.calibration.beside) == {there} - {1}
     assert speed.profile.links(2)[0] is not None or there == 1

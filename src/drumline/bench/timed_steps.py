@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from drumline.bench.step_timing import time_session
 from drumline.bench.workload_trace import unit_bytes
@@ -22,6 +23,7 @@ from drumline.config import ClusterEnvironment, DistributedConfig, Mode, RunConf
 from drumline.config.section import import_object
 from drumline.distributed import World, open_world
 from drumline.distributed.control import LocalControl
+from drumline.distributed.strategies.summation import parcels_of
 from drumline.planning.workload import Exchange
 from drumline.run_directory import RunDirectory
 from drumline.training.batches import narrow, to_device
@@ -49,15 +51,15 @@ def time_alone(payload: dict[str, Any]) -> None:
     found: dict[str, Any] = {"none": [], "distributed": []}
     with open_world(config, environment) as world:
         threads = torch.get_num_threads()
-        order: list[int] = []
+        order: list[list[int]] = []
         for given in payload["series"]:
             series = Series(**given)
             _share_cores(world, threads, series.devices)
             session = _open(config, world, series, environment.run_dir)
             point = time_session(session, payload["budget_s"])
-            seconds = point.remaining_s
-            order = order or sorted(range(len(seconds)), key=lambda place: -seconds[place])
-            point = replace(point, remaining_s=tuple(seconds[place] for place in order))
+            order = order or _in_order(session, point.remaining_s)
+            remaining = tuple(_remaining(parcel, point.remaining_s) for parcel in order)
+            point = replace(point, remaining_s=remaining)
             found[series.mode].append(asdict(point))
             found["exchange"] = asdict(_exchange(session, order))
             found["steps"] = _steps(config, session)
@@ -118,10 +120,28 @@ def _open(config: RunConfig, world: World, series: Series, root: Path) -> Sessio
     return open_session(alone, task, replace(world, config=spread), run)
 
 
-def _exchange(session: Session, order: list[int]) -> Exchange:
+def _trained(session: Session) -> list[nn.Parameter]:
+    return [p for p in session.model.parameters() if p.requires_grad]
+
+
+def _in_order(session: Session, seconds: Sequence[float]) -> list[list[int]]:
+    """Places of the trained parameters whose gradients travel together, in the order in which they
+    are there.
+    """
+    trained = _trained(session)
+    place = {id(parameter): number for number, parameter in enumerate(trained)}
+    parcels = [[place[id(parameter)] for parameter in parcel] for parcel in parcels_of(trained)]
+    return sorted(parcels, key=lambda parcel: -_remaining(parcel, seconds))
+
+
+def _remaining(parcel: Sequence[int], seconds: Sequence[float]) -> float:
+    """A parcel is there with the last of its gradients."""
+    return min(seconds[place] for place in parcel)
+
+
+def _exchange(session: Session, order: Sequence[Sequence[int]]) -> Exchange:
     """What ranks would send: gradients in the order they come, then what a step waits for."""
-    trained = [p for p in session.model.parameters() if p.requires_grad]
-    sizes = [p.numel() * p.element_size() for p in trained]
+    sizes = [p.numel() * p.element_size() for p in _trained(session)]
     batch = next(session.source.open(session.share, session.progress.cursor))
     few = max(1, session.task.granularity)
     micro = narrow(to_device(batch.data, session.world.device), 0, min(few, batch.count))
@@ -130,7 +150,7 @@ def _exchange(session: Session, order: list[int]) -> Exchange:
         losses = session.task.loss(session.model, micro)
     sums = [value.numel() * value.element_size() for value in losses.step_sums.values()]
     return Exchange(
-        tuple(sizes[place] for place in order),
+        tuple(sum(sizes[place] for place in parcel) for parcel in order),
         (torch.int32.itemsize, *sums),
         int(session.config.distributed.bucket_cap_mb * 2**20),
         unit_bytes(session.model, session.task),

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
@@ -34,6 +35,8 @@ from drumline.distributed import (
     Strategy,
     World,
 )
+from drumline.distributed.strategies.compression import packing_for
+from drumline.distributed.strategies.summation import Summation
 
 FIRST_BUCKET = 2**20
 BROADCAST_CHUNK = 250 * 2**20
@@ -139,7 +142,8 @@ class TracedReplicas(DataParallelReplicas):
     All gradients share one bucket at first. After the first backward that was summed they are
     packed anew, in the order in which they came, unless parameters may stay unused. A gradient is
     made by autograd, copied into its bucket and freed; one that was accumulated without sums is a
-    second set until then (torch/csrc/distributed/c10d/reducer.cpp).
+    second set until then (torch/csrc/distributed/c10d/reducer.cpp). Parcels of small gradients are
+    copies, which last until the end of the backward.
 
     NCCL lets go of what it sent when it is next called after its watchdog saw it done, so the first
     bucket may outlive the second ones' making; here it stays until the next gradient is ready. On
@@ -154,11 +158,16 @@ class TracedReplicas(DataParallelReplicas):
         self._buckets: list[Tensor] = []
         self._sent: list[Tensor] = []
         self._views: dict[nn.Parameter, Tensor] = {}
+        self._members: list[list[nn.Parameter]] = []
+        self._missing: set[nn.Parameter] = set()
+        self._taken = 0
 
     def wrap(self, model: nn.Module, split: Split = UNCUT) -> nn.Module:
         """The model, with hooks on its gradients."""
         del split
         self.model = model
+        packing = packing_for(self.config.ddp.compression, self.world.size)
+        self._parcels = _Unsent(self.parameters(), self.world.device, packing)
         self._broadcast()
         self._rebuilt = self.config.find_unused_parameters
         self._pack(self.parameters(), in_one=not self._rebuilt)
@@ -172,10 +181,13 @@ class TracedReplicas(DataParallelReplicas):
         return self._quiet()
 
     def reduce_gradients(self) -> None:
-        """Summed in place."""
+        """Summed in place, and parcels beside."""
+        with self._recorder.within("temporaries"):
+            self._parcels.all_at_once()
 
     def teardown(self) -> None:
         """Let go of the buckets."""
+        self._members.clear()
         self._views.clear()
         self._buckets.clear()
         self._sent.clear()
@@ -199,6 +211,15 @@ class TracedReplicas(DataParallelReplicas):
         parameter.grad = view
         if not self._rebuilt:
             self._order.append(parameter)
+        if not self._missing:
+            self._missing, self._taken = set(self._views), 0
+        self._missing.discard(parameter)
+        while self._taken < len(self._members):
+            members = self._members[self._taken]
+            if not self._missing.isdisjoint(members):
+                break
+            self._parcels.take(self._taken, members, [self._views[each] for each in members])
+            self._taken += 1
 
     def _before_forward(self, _: nn.Module, __: Any) -> None:
         if self._rebuilt or not self._order or not torch.is_grad_enabled():
@@ -213,7 +234,8 @@ class TracedReplicas(DataParallelReplicas):
         self._buckets.clear()
         cap = sys.maxsize if in_one else int(self.config.bucket_cap_mb * 2**20)
         first = cap if in_one else min(FIRST_BUCKET, cap)
-        for members in bucketed(parameters, cap, first):
+        self._members = bucketed(parameters, cap, first)
+        for members in self._members:
             length = sum(parameter.numel() for parameter in members)
             with self._recorder.within("buckets"):
                 bucket = torch.empty(length, dtype=members[0].dtype)
@@ -233,6 +255,25 @@ class TracedReplicas(DataParallelReplicas):
                 with self._recorder.within("temporaries"):
                     length = sum(member.nbytes for member in members)
                     under_way.append(torch.empty(length, dtype=torch.uint8))
+
+
+class _Unsent(Summation):
+    """Parcels that are packed and never sent."""
+
+    def start(self, packed: Tensor) -> dist.Work:
+        """Done at once."""
+        del packed
+        return _Done()
+
+    def _wanted(self) -> set[int]:
+        return {id(parameter) for parameter in self.parameters if parameter.grad is not None}
+
+
+class _Done(dist.Work):
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Nothing to wait for."""
+        del timeout
+        return True
 
 
 def bucketed(tensors: Sequence[Tensor], cap: int, first: int) -> list[list[Any]]:

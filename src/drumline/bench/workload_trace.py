@@ -40,6 +40,7 @@ from drumline.config import ClusterEnvironment, RunConfig, parse_config
 from drumline.config.section import import_object
 from drumline.distributed import World
 from drumline.distributed.control import LocalControl
+from drumline.distributed.strategies.summation import parcels_of
 from drumline.distributed.strategies.units import find_units
 from drumline.errors import BadInput
 from drumline.events import EventLog
@@ -199,10 +200,12 @@ def _trained(parameters: Iterable[nn.Parameter]) -> int:
 def _exchange(
     config: RunConfig, parameters: list[nn.Parameter], losses: Losses, units: tuple[int, ...]
 ) -> Exchange:
-    """Gradients in the order in which a backward usually finishes them: the last layer first."""
+    """Gradients as they travel, in the order in which a backward usually finishes them: the last
+    layer first.
+    """
     sums = [value.numel() * value.element_size() for value in losses.step_sums.values()]
     return Exchange(
-        tuple(p.numel() * p.element_size() for p in reversed(parameters)),
+        tuple(map(_trained, parcels_of(parameters))),
         (torch.int32.itemsize, *sums),
         int(config.distributed.bucket_cap_mb * 2**20),
         units,

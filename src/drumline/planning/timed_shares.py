@@ -24,8 +24,8 @@ class SharePoint:
         step_s: Time of a whole step, as the Trainer takes it.
         data_s: Time to read the samples of a step, with nothing else to do.
         compute_s: Time of a step whose samples are there already; by default all of it.
-        remaining_s: For each gradient of the exchange, how long the backward still ran once it was
-            there: the time that sending it can hide in.
+        remaining_s: For each of `Exchange.gradient_bytes`, how long the backward still ran once all
+            of it was there: the time that sending it can hide in.
     """
 
     samples: int

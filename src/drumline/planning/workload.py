@@ -19,8 +19,8 @@ class Exchange:
     """What ranks send to each other in a step.
 
     Attributes:
-        gradient_bytes: Size of each gradient that is summed, in the order in which the backward
-            finishes them.
+        gradient_bytes: Size of each gradient that is summed, or of several small ones that travel
+            together, in the order in which the backward finishes them.
         blocking_bytes: Size of each small sum that a step waits for: whether the gradient is
             finite, and what the task must know globally.
         bucket_bytes: Bound on DDP's buckets.

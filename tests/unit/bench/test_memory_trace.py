@@ -100,14 +100,14 @@ def test_micro_batches_that_only_repeat_others_are_not_traced() -> None:
     assert at_peak(many) == {**at_peak(few), "batch": 8192 * WIDTH * FLOAT}
 
 
-def test_ddp_adds_a_set_of_gradients_and_keeps_the_first_while_it_is_packed_anew() -> None:
+def test_ddp_adds_a_set_of_gradients_and_a_copy_of_small_ones_while_they_travel() -> None:
     trace = trace_mlp(1, world_size=2)
-    whole = [size for size, kind in zip(trace.sizes, trace.categories, strict=True)
-             if kind == "buckets"]  # fmt: skip
-    assert whole[0] == WEIGHTS == sum(whole[1:])
+    seen = list(zip(trace.sizes, trace.categories, strict=True))
+    whole = [size for size, kind in seen if kind == "buckets"]
+    assert whole[0] == WEIGHTS == sum(whole[1:])  # packed anew after the first summed backward
+    assert seen.count((WEIGHTS, "temporaries")) == 1 + trace.steps  # weights once, then parcels
     alone, paired = at_peak(trace_mlp(1)), at_peak(trace)
-    assert paired["buckets"] == 2 * WEIGHTS  # in the forward after they were packed anew
-    assert paired["gradients"] == 0
+    assert paired["buckets"] == paired["gradients"] == paired["temporaries"] == WEIGHTS
     assert paired["optimizer"] == alone["optimizer"]
 
 

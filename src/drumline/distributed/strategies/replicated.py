@@ -1,8 +1,6 @@
 """Mode `distributed`: a replica on every rank, through DistributedDataParallel.
 
-Each parameter's gradient is reduced on its own, so the order of additions does not depend on how
-DDP packs its buckets, which changes after its first backward: a run that was interrupted and
-resumed adds in the same order as one that was not.
+DDP says when gradients are there; what is sent together is decided by `summation`.
 """
 
 import inspect
@@ -17,12 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from drumline.config import DistributedConfig, Mode
 from drumline.distributed.strategies.base import UNCUT, MakeOptimizer, Split, WholeModel
 from drumline.distributed.strategies.compression import (
-    Channel,
-    Packing,
-    communication_hook,
+    low_rank_state,
     packing_for,
-    sum_gradients,
+    sum_low_rank,
 )
+from drumline.distributed.strategies.summation import Channel, Summation, sum_each
 from drumline.distributed.synchronised_norm import synchronise_norms
 
 if TYPE_CHECKING:
@@ -51,7 +48,7 @@ class DataParallelReplicas(WholeModel):
         self.primes = config.ddp.static_graph  # DDP learns the graph in its first backward
         self.rewraps = not config.ddp.static_graph
         self.channel = Channel()
-        self._packing: Packing = packing_for(config.ddp.compression, world.size)
+        self._summation: Summation | None = None
         self._ddp: DistributedDataParallel | None = None
 
     def wrap(self, model: nn.Module, split: Split = UNCUT) -> nn.Module:
@@ -68,6 +65,8 @@ class DataParallelReplicas(WholeModel):
 
     def _replicate(self, model: nn.Module) -> DistributedDataParallel:
         device, buffers = self.world.device, self.config.sync_buffers
+        packing = packing_for(self.config.ddp.compression, self.world.size)
+        self._summation = Summation(self.parameters(), device, packing, self.channel)
         flags: dict[str, Any] = {
             _SYNC_BUFFERS: keeps_statistics(model) if buffers is None else buffers
         }
@@ -80,9 +79,11 @@ class DataParallelReplicas(WholeModel):
             static_graph=self.config.ddp.static_graph,
             **flags,
         )
-        self._ddp.register_comm_hook(
-            *communication_hook(self.config.ddp, self.world.size, self.channel)
-        )
+        if self.config.ddp.compression == "powersgd":
+            state = low_rank_state(self.config.ddp, self.world.size)
+            self._ddp.register_comm_hook(state, sum_low_rank)
+        else:
+            self._ddp.register_comm_hook(self._summation, sum_each)
         return self._ddp
 
     def build_optimizer(
@@ -105,13 +106,9 @@ class DataParallelReplicas(WholeModel):
         self._ddp.reducer._rebuild_buckets()
 
     def reduce_gradients(self) -> None:
-        """Sum parameter by parameter, as the hook does; one that no rank used keeps no gradient."""
-        sum_gradients(
-            self.parameters(),
-            self.world.device,
-            group=self.channel.group,
-            packing=self._packing,
-        )
+        """Sum in the parcels of the hook; what no rank used keeps no gradient."""
+        assert self._summation is not None
+        self._summation.all_at_once()
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The whole state; a sharded one is sent to rank 0, and empty elsewhere."""
@@ -123,7 +120,7 @@ class DataParallelReplicas(WholeModel):
 
     def teardown(self) -> None:
         """Let go of the replica."""
-        self._ddp = None
+        self._ddp = self._summation = None
         super().teardown()
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from drumline.distributed.strategies.compression import Channel
+from drumline.distributed.strategies.summation import Channel
 from drumline.training.performance.results import ROUNDING
 
 

@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from drumline.config import DistributedConfig, Mode
 from drumline.distributed.strategies.base import UNCUT, HasState, MakeOptimizer, Split, Strategy
-from drumline.distributed.strategies.compression import sum_gradients
 from drumline.distributed.strategies.pieces import (
     clip_pieces,
     first_bad_piece,
@@ -27,6 +26,7 @@ from drumline.distributed.strategies.pipeline import state
 from drumline.distributed.strategies.pipeline.conveyor import Along, Conveyor
 from drumline.distributed.strategies.pipeline.stages import Part, check_stages
 from drumline.distributed.strategies.replicated import keeps_statistics
+from drumline.distributed.strategies.summation import Channel, Summation
 from drumline.distributed.strategies.tensor_axis import ONE_BY_ONE, check_plan, split_layers
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class Pipelined(Strategy):
         buffers = self.config.sync_buffers
         self._sends_buffers = keeps_statistics(model) if buffers is None else buffers
         self.model = model
+        channel = Channel(world.data_group)
+        self._summation = Summation(self.parameters(), world.device, channel=channel)
         along = Along(world.pipeline_rank, world.pipeline_size, world.pipeline_group, world.device)
         self._along = along
         return Conveyor(self.part.stages, along, self.config.pipeline, self.idle)
@@ -92,7 +94,7 @@ class Pipelined(Strategy):
     def reduce_gradients(self) -> None:
         """Sum over the replicas of this rank's stages, and take the first one's buffers."""
         group = self.world.data_group
-        sum_gradients(self.parameters(), self.world.device, group=group)
+        self._summation.all_at_once()
         if self._sends_buffers:
             for buffer in self.model.buffers():
                 if not buffer.is_meta:
