@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,6 +56,7 @@ def calibrate(
     config: RunConfig,
     counts: Sequence[int],
     machine: Machine,
+    occupied: Collection[str] = (),
     *,
     profile: DeviceProfile | None = None,
     budget_s: float = BUDGET_S,
@@ -66,18 +67,19 @@ def calibrate(
         config: The run.
         counts: Numbers of devices that will be asked about.
         machine: What is there.
+        occupied: UUIDs of devices that somebody else holds; a mapping says who.
         profile: Links for numbers of devices that are not there; by default the device's own.
         budget_s: Seconds for the whole steps of each share.
 
     Raises:
         BadInput: If the config names no task, or cannot be shared by so many devices.
-        DeviceError: If there is no free device.
+        DeviceError: If there is no free device, or one that is named is held.
         LaunchError: If the steps failed.
     """
     if config.task is None:
         raise BadInput("The config names no task.", remedy="Set task.name.")
     config.task.check()
-    devices = _devices(config, machine, max(counts))
+    devices = _devices(config, machine, occupied, max(counts))
     ground = Ground(config, devices, budget_s)
     shares = {count: max(_equal(config, count)) for count in sorted({1, *counts})}
     alone = _alone(ground, shares)
@@ -157,13 +159,15 @@ def _controls(together: dict[str, Any], config: RunConfig) -> dict[int, Control]
     return {size: Control(together["vote_s"], together["gather_s"], every)}
 
 
-def _devices(config: RunConfig, machine: Machine, most: int) -> tuple[PlannedDevice, ...]:
+def _devices(
+    config: RunConfig, machine: Machine, occupied: Collection[str], most: int
+) -> tuple[PlannedDevice, ...]:
     """At most so many of the devices that the config asks for; as many processes on the CPU."""
     asked = config.devices.strip()
     if asked.startswith("cpu") or (asked == "auto" and not machine.usable):
         cores = machine.host.cpu_usable or os.cpu_count() or 1
         return tuple(choose_devices(f"cpu:{min(most, max(2, cores))}", machine, (), most)[0])
-    found, _ = choose_devices(asked, machine, (), most)
+    found, _ = choose_devices(asked, machine, occupied, most)
     if found[0].simulated:
         raise BadInput(
             f"{found[0].name} is simulated; nothing can be timed on it.",

@@ -55,10 +55,12 @@ def check(
     from drumline.bench.checks import exit_code, prepare
     from drumline.cli.output import print_json
     from drumline.config import ClusterEnvironment, load_config
+    from drumline.hardware.device_locks import held_on
     from drumline.launch.preflight import visible_machine
 
     config = load_config(model) if model is not None else None
-    context = prepare(visible_machine(), gpus, config, quick=quick)
+    machine = visible_machine()
+    context = prepare(machine, gpus, config, held_on(machine), quick=quick)
     environment = ClusterEnvironment.detect()
     is_main = environment.rank == 0
     found = _shown(_findings(context, environment), shown=is_main and not as_json)

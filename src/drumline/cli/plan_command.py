@@ -11,6 +11,8 @@ from drumline.cli import completion
 from drumline.cli.options import GPUS_HELP, Json, new_app
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from drumline.bench.whole_plan import WholePlan
     from drumline.config import RunConfig
     from drumline.hardware import Machine
@@ -73,15 +75,17 @@ def plan(
     """Show devices, mode, shares and predicted step times of a run, and why; nothing is started."""
     from drumline.bench.whole_plan import whole_plan
     from drumline.config import load_config
+    from drumline.hardware.device_locks import held_on
     from drumline.launch.preflight import visible_machine
 
     given = [*(overrides or []), *([] if gpus is None else [f"devices={gpus!r}"])]
     read = load_config(config, given)
     machine = visible_machine() if simulate is None else _simulated(simulate)
+    occupied = held_on(machine) if simulate is None else {}  # nobody holds what is not here
     before = read.global_batch
     if per_device is not None:
-        read = _with_batch(read, machine, per_device)
-    made = whole_plan(read, machine, profile=profile, batch_before=before)
+        read = _with_batch(read, machine, occupied, per_device)
+    made = whole_plan(read, machine, occupied, profile=profile, batch_before=before)
     _show(read, made, before, explain=explain, out=out, as_json=as_json)
 
 
@@ -91,14 +95,16 @@ def _simulated(setting: str) -> Machine:
     return Machine.probe(simulate=setting)
 
 
-def _with_batch(config: RunConfig, machine: Machine, per_device: int) -> RunConfig:
+def _with_batch(
+    config: RunConfig, machine: Machine, occupied: Collection[str], per_device: int
+) -> RunConfig:
     """The config with a global batch of so many samples for each device it would get."""
     from drumline.config.load import override
     from drumline.planning.batch import global_batch_of
     from drumline.planning.devices import choose_devices
 
     granularity = config.task.granularity if config.task else 1
-    devices, _ = choose_devices(config.devices, machine, (), at_most=2**30)
+    devices, _ = choose_devices(config.devices, machine, occupied, at_most=2**30)
     total = global_batch_of(per_device, len(devices), granularity)
     return override(config, [f"global_batch={total}"])
 

@@ -25,6 +25,7 @@ def for_estimate(
 
     Raises:
         BadInput: If there is neither a profile nor leave to time steps here.
+        DeviceError: If steps are to be timed, and no device is free.
     """
     from drumline.bench.memory import TracingProcess
     from drumline.bench.trace_store import users_store
@@ -35,9 +36,10 @@ def for_estimate(
     if calibrate:
         from drumline.bench.calibration import calibrate as run_calibration
         from drumline.cli.output import messages
+        from drumline.hardware.device_locks import held_on
 
         messages().print("Timing steps of the config on this machine.", style="dim")
-        return run_calibration(config, counts, machine, profile=named)
+        return run_calibration(config, counts, machine, held_on(machine), profile=named)
     found = named or profile_of(machine)
     if found is None:
         raise BadInput(

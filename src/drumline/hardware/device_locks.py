@@ -59,7 +59,11 @@ def held_on(machine: Machine) -> dict[str, Holder]:
     if not machine.devices:
         return {}
     units = [unit for device in machine.devices for unit in (device, *device.mig_instances)]
-    return holders(lock_folder(), (unit.uuid for unit in units))
+    try:
+        folder = lock_folder()
+    except OSError:  # where no folder can be made, nobody has locked anything
+        return {}
+    return holders(folder, (unit.uuid for unit in units))
 
 
 def lock_folder() -> Path:
@@ -96,7 +100,7 @@ def holders(folder: Path, uuids: Iterable[str]) -> dict[str, Holder]:
         except OSError:
             continue
         try:
-            if not _locked(descriptor, fcntl.LOCK_EX):
+            if _is_held(descriptor):
                 found[uuid] = _told(descriptor)
         finally:
             os.close(descriptor)
@@ -165,6 +169,15 @@ def join_claim(paths: Iterable[str]) -> None:
     for path in paths:
         with suppress(OSError):
             _locked(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), fcntl.LOCK_SH)
+
+
+def _is_held(descriptor: int) -> bool:
+    """Whether somebody else keeps a lock. Holders keep shared ones: who has an exclusive one only
+    looks, as this does, or is about to claim what nobody holds.
+    """
+    if _locked(descriptor, fcntl.LOCK_EX) or not _locked(descriptor, fcntl.LOCK_SH):
+        return False
+    return not _locked(descriptor, fcntl.LOCK_EX)
 
 
 def _claimed(path: Path, uuid: str) -> int:

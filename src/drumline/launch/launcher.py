@@ -99,6 +99,7 @@ class _Launch:
         self._attempt: Attempt | None = None
         self._stops = 0
         self._overrides: dict[str, str] = {}
+        self._loss: Loss | None = None
 
     def run(self) -> Outcome:
         self.run_dir.result_path.unlink(missing_ok=True)
@@ -162,7 +163,7 @@ class _Launch:
             with suppress(DrumlineError):  # until it has opened its run nobody knows its own
                 config = load_config(self.run_dir.config_path)
         adjusted = override(config, [f"{key}={value}" for key, value in self._overrides.items()])
-        return find_loss(adjusted, self.plan, self._micro_batch(), self.request.probe)
+        return find_loss(adjusted, self.plan, self._micro_batch(), self.request.probe, self._loss)
 
     def _environment(self, number: int) -> dict[str, str]:
         """Variables of every rank. Devices go by UUID and are set before CUDA can start."""
@@ -203,7 +204,7 @@ class _Launch:
     def _go_on_with(self, loss: Loss) -> None:
         """Take the plan for the devices that are left; ranks read it in the run directory."""
         assert loss.plan is not None
-        self.plan = loss.plan
+        self.plan, self._loss = loss.plan, loss
         self._overrides.update(loss.overrides)
         self.run_dir.write_json(self.run_dir.plan_path, self.plan.as_dict())
         self._events.emit(

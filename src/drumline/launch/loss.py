@@ -6,8 +6,8 @@ Looks only after an attempt has failed. What follows is decided by `policy`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from drumline.config import Mode, RunConfig
 from drumline.config.load import override
@@ -30,6 +30,9 @@ class Loss:
         lost: The devices, each with its reason, in words.
         plan: For those that are left; None if the run cannot go on there.
         overrides: Keys of the config that go with the plan.
+        spare: Devices that are left and that the plan has no place for; they may stand in at the
+            next loss.
+        weights: The shares that the config fixed for the devices it began with.
         refused: Why it cannot go on.
         remedy: What to do then.
     """
@@ -37,12 +40,18 @@ class Loss:
     lost: tuple[str, ...]
     plan: Plan | None = None
     overrides: tuple[tuple[str, str], ...] = ()
+    spare: tuple[PlannedDevice, ...] = ()
+    weights: Mapping[PlannedDevice, int] = field(default_factory=dict)
     refused: str = ""
     remedy: str = ""
 
 
 def find_loss(
-    config: RunConfig, made: Plan, micro_batch: int, probe: Callable[[], Machine]
+    config: RunConfig,
+    made: Plan,
+    micro_batch: int,
+    probe: Callable[[], Machine],
+    before: Loss | None = None,
 ) -> Loss | None:
     """What a plan's devices have lost; None if they are all there, or nobody can tell.
 
@@ -55,27 +64,31 @@ def find_loss(
         made: The plan of the attempt that failed.
         micro_batch: The most samples a forward held there.
         probe: Says what is there now.
+        before: The loss that the plan was made for, if it was.
     """
     if all(device.uuid is None for device in made.devices):
         return None
     machine = _within(probe, PROBE_S)
     if machine is None:
         return None
-    gone = _gone(made.devices, machine)
-    if not gone:
+    held = made.devices if before is None else (*made.devices, *before.spare)
+    gone = _gone(held, machine)
+    if not gone.keys() & set(made.devices):
         return None
-    lost = tuple(f"{_label(device)} is {why}" for device, why in gone)
-    left = [device for device in made.devices if device not in dict(gone)]
+    lost = tuple(f"{_label(device)} is {why}" for device, why in gone.items())
+    left = [device for device in held if device not in gone]
     if not left:
         return Loss(lost, refused="no device is left", remedy="See the driver's log (dmesg).")
-    return _planned(config, made, machine, left, micro_batch, lost)
+    weights = _weights(config, made) if before is None else before.weights
+    return _planned(config, made.mode, machine, left, weights, micro_batch, lost)
 
 
 def _planned(
     config: RunConfig,
-    made: Plan,
+    mode: Mode,
     machine: Machine,
     left: Sequence[PlannedDevice],
+    weights: Mapping[PlannedDevice, int],
     micro_batch: int,
     lost: tuple[str, ...],
 ) -> Loss:
@@ -83,7 +96,8 @@ def _planned(
     first: DrumlineError | None = None
     for count in range(len(left), 0, -1):
         kept = left[:count]
-        overrides = _overrides(config, made, kept, micro_batch)
+        shares = [weights.get(device, 0) for device in kept]
+        overrides = _overrides(config, mode, shares, micro_batch)
         named = "devices=" + ",".join(str(device.uuid) for device in kept) + ","
         try:
             # Devices of a run that has just ended may still show its memory: they are named, and
@@ -93,24 +107,21 @@ def _planned(
         except DrumlineError as error:
             first = first or error
         else:
-            return Loss(lost, replace(found, devices=tuple(kept)), overrides)
+            made = replace(found, devices=tuple(kept))
+            return Loss(lost, made, overrides, spare=tuple(left[count:]), weights=weights)
     assert first is not None
     return Loss(lost, refused=first.message, remedy=first.remedy)
 
 
 def _overrides(
-    config: RunConfig, made: Plan, kept: Sequence[PlannedDevice], micro_batch: int
+    config: RunConfig, mode: Mode, weights: Sequence[int], micro_batch: int
 ) -> tuple[tuple[str, str], ...]:
     """Keys that the ranks need: the micro-batch as it was, mode sharded where the plan chose it
     because a replica fits no device, and fixed shares in proportion.
     """
     found = [("micro_batch", str(micro_batch))]
-    if config.distributed.mode is Mode.AUTO and made.mode is Mode.SHARDED:
+    if config.distributed.mode is Mode.AUTO and mode is Mode.SHARDED:
         found.append(("distributed.mode", Mode.SHARDED.value))
-    fixed = config.distributed.fixed_shares or []
-    weights = (
-        [fixed[made.devices.index(d)] for d in kept] if len(fixed) == len(made.devices) else []
-    )
     if any(weights):
         granularity = config.task.granularity if config.task else 1
         shares = cut_shares(config.global_batch, weights, granularity)
@@ -118,20 +129,24 @@ def _overrides(
     return tuple(found)
 
 
-def _gone(
-    devices: Sequence[PlannedDevice], machine: Machine
-) -> tuple[tuple[PlannedDevice, str], ...]:
+def _weights(config: RunConfig, made: Plan) -> dict[PlannedDevice, int]:
+    """The fixed shares of a plan's devices; none where they are not one for each device."""
+    fixed = config.distributed.fixed_shares or []
+    return dict(zip(made.devices, fixed, strict=True)) if len(fixed) == len(made.devices) else {}
+
+
+def _gone(devices: Sequence[PlannedDevice], machine: Machine) -> dict[PlannedDevice, str]:
     """Devices that the machine does not show any more, or shows as lost, with the reason."""
     there = {unit.uuid: unit for unit in units(machine)}
-    found = []
+    found = {}
     for device in devices:
         if device.uuid is None:
             continue
         unit = there.get(device.uuid)
         why = "lost: the driver does not show it any more" if unit is None else why_gone(unit)
         if why is not None:
-            found.append((device, why))
-    return tuple(found)
+            found[device] = why
+    return found
 
 
 def _label(device: PlannedDevice) -> str:

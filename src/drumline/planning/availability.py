@@ -1,7 +1,7 @@
 """Whether one device can be given to a run, and where not, why: the one place that decides it.
 
-A device is held (leased or kept back), unwell (lost, memory errors, badly slowed), in use by
-somebody else, or too small; each reason is in words with its numbers.
+A device is held (leased, locked or kept back), unwell (lost, memory errors, badly slowed), in use
+by somebody else, or too small; each reason is in words with its numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Need:
 
     Attributes:
         memory_bytes: The run's need on each device; None where it is not known.
-        occupied: UUIDs that other trainings have leased; a mapping says in words who they are.
+        occupied: UUIDs that others hold, by a lease or by a lock file; a mapping says in words who
+            they are.
         reserved: UUIDs that are kept back for other use.
         foreign_bytes: Other processes may hold this much on a device that counts as free.
     """
@@ -62,7 +63,7 @@ def why_gone(device: Device) -> str | None:
 
 
 def why_held(device: Device, need: Need) -> str | None:
-    """A lease or a reservation, of the device, of its MIG parent, or of one of its instances."""
+    """A lease, lock or reservation of the device, of its MIG parent, or of one of its instances."""
     related = {device.uuid, device.mig_parent_uuid, *(unit.uuid for unit in device.mig_instances)}
     held = next((uuid for uuid in need.occupied if uuid in related), None)
     if held is not None:

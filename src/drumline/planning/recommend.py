@@ -29,7 +29,7 @@ from drumline.planning.availability import (
     whole,
     why_not,
 )
-from drumline.planning.refusal import refusal
+from drumline.planning.refusal import left_out, refusal
 from drumline.planning.tightness import Tightness
 
 
@@ -68,7 +68,7 @@ def recommend(
         count: How many; "auto" is all free devices of one model: where the need is known the
             model with most of them, else the one with the most memory together.
         memory_bytes: What the run needs on each device; None where it is not known.
-        occupied: UUIDs that other trainings have leased.
+        occupied: UUIDs that others hold; a mapping says in words who they are.
         reserved: UUIDs that are kept back for other use.
         at_most: Bounds "auto".
 
@@ -213,6 +213,8 @@ def _recommended(
     named = " and ".join(f"{many} × {name}" for name, many in models.items())
     there = len(machine.usable)
     reasons = [f"devices: {len(ordered)} of {there} GPUs, {len(free)} of which are free: {named}"]
+    if told := left_out(machine, need):
+        reasons.append(f"devices: left out: {told}")
     if need.memory_bytes is not None:
         least = min((memory_to_give(device) or 0) for device in ordered)
         known = f"{gib(least)} free" if least else "free memory is not reported"

@@ -1,4 +1,4 @@
-"""Why a machine cannot give as many devices as were asked for, and the nearest that would work."""
+"""Why devices are not given, and, where too few are left, the nearest that would work."""
 
 from __future__ import annotations
 
@@ -37,14 +37,24 @@ def refusal(
             there=0,
         )
     together = _most_together(free)
+    each = f" {told}." if (told := left_out(machine, need)) else ""
     alone = f" Only {together} of them can be used together." if together < len(free) else ""
     return DeviceError(
-        _headline(count, there, there - len(free), need) + _each(machine, need) + alone,
+        _headline(count, there, there - len(free), need) + each + alone,
         remedy=_nearest(machine, together, need),
         asked=count,
         there=there,
         free=len(free),
     )
+
+
+def left_out(machine: Machine, need: Need) -> str:
+    """What is wrong with each device that cannot be given, for so many as a reader takes in; empty
+    where all can.
+    """
+    reasons = [f"{label(unit)}: {why}" for unit in units(machine) if (why := why_not(unit, need))]
+    more = f"; and {len(reasons) - _NAMED} more" if len(reasons) > _NAMED else ""
+    return f"{'; '.join(reasons[:_NAMED])}{more}"
 
 
 def _headline(count: int | Literal["auto"], there: int, refused: int, need: Need) -> str:
@@ -54,15 +64,6 @@ def _headline(count: int | Literal["auto"], there: int, refused: int, need: Need
     fitting = "" if need.memory_bytes is None else " or too small"
     held = f", {refused} of them not free{fitting}" if refused else ""
     return f"{count} GPUs were asked for, and this machine has {there}{held}."
-
-
-def _each(machine: Machine, need: Need) -> str:
-    """What is wrong with each device, for so many as a reader takes in."""
-    reasons = [f"{label(unit)}: {why}" for unit in units(machine) if (why := why_not(unit, need))]
-    if not reasons:
-        return ""
-    more = f"; and {len(reasons) - _NAMED} more" if len(reasons) > _NAMED else ""
-    return f" {'; '.join(reasons[:_NAMED])}{more}."
 
 
 def _nearest(machine: Machine, together: int, need: Need) -> str:

@@ -1,7 +1,7 @@
-"""Launch one rank under a lock on a device that is not there; the rank leaves a process behind.
+"""Launch one rank under a lock on a device that it does not use; the rank leaves a process behind.
 
-Arguments: the lock folder, the run directory. The rank's child leads a session of its own and
-outlives rank and launcher, as a loader that escapes would.
+Arguments: the lock folder, the run directory, the device's UUID. The rank's child leads a session
+of its own and outlives rank and launcher, as a loader that escapes would.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-
-DEVICE = "GPU-held"
 
 
 def rank(payload: list[str]) -> None:
@@ -34,7 +32,7 @@ def main() -> None:
 
     made = plan_here(RunConfig(steps=1, global_batch=8, devices="cpu"))
     run = RunDirectory.create(Path(sys.argv[2]))
-    with DeviceLocks(Path(sys.argv[1]), [DEVICE]) as locks:
+    with DeviceLocks(Path(sys.argv[1]), [sys.argv[3]]) as locks:
         locks.tell(run.path)
         payload = f'["{run.path}"]'
         request = LaunchRequest(

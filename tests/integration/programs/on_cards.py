@@ -12,12 +12,14 @@ from dataclasses import replace
 from drumline.cli.main import run
 from drumline.hardware import Machine
 from drumline.jobs import local
+from drumline.launch import preflight
 
 
 def main() -> int:
     simulated = Machine.probe(simulate=sys.argv[1])
     cards = tuple(replace(card, kind="cuda", simulated=False) for card in simulated.devices)
-    local.visible_machine = lambda: replace(simulated, devices=cards)  # type: ignore[assignment]
+    for module in (local, preflight):
+        module.visible_machine = lambda: replace(simulated, devices=cards)  # type: ignore[attr-defined]
     sys.executable = "/bin/false"
     code = run(sys.argv[2:])
     return 99 if "torch" in sys.modules else code

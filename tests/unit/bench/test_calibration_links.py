@@ -12,7 +12,7 @@ from planning.speed_by_hand import MB, link, profile
 from drumline.bench.calibration import calibrate, links_of, with_stand_ins
 from drumline.bench.step_timing import steady
 from drumline.config import parse_config
-from drumline.errors import BadInput
+from drumline.errors import BadInput, DeviceError
 from drumline.hardware import Device, Host, Machine
 from drumline.planning.cost_model import all_reduce_s
 
@@ -64,6 +64,21 @@ def test_simulated_devices_cannot_be_timed(tmp_path: Path) -> None:
     config = parse_config({"steps": 1, "global_batch": 8, "task": task})
     with pytest.raises(BadInput, match="nothing can be timed on it"):
         calibrate(config, [1], Machine(Host("here"), (device,)))
+
+
+def test_only_devices_that_nobody_holds_are_timed(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.zeros((40, 8), dtype=np.float32))
+    task = {"name": "sae", "activations": str(tmp_path / "rows.npy")}
+    config = parse_config({"steps": 1, "global_batch": 8, "task": task})
+    there = Machine.probe(simulate="1xH100+1xL4")
+    held = {there.devices[0].uuid: "process 4711 of ann (/runs/x)"}
+    with pytest.raises(BadInput, match=r"L4 .* is simulated"):  # the one it would have timed
+        calibrate(config, [1], there, held)
+    named = config.model_copy(update={"devices": "0,"})
+    with pytest.raises(DeviceError, match=r"is held by process 4711 of ann \(/runs/x\)"):
+        calibrate(named, [1], there, held)
+    with pytest.raises(DeviceError, match=r"H100.* held by .* L4.* held by process 12"):
+        calibrate(config, [1], there, held | {there.devices[1].uuid: "process 12"})
 
 
 def test_a_config_without_a_task_cannot_be_timed() -> None:

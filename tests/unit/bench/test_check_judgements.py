@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from drumline.bench.checks.model import model_fits
 from drumline.bench.checks.run import prepare
 from drumline.bench.memory import TracingProcess, estimate_memory_requirement
 from drumline.config import parse_config
+from drumline.errors import DeviceError
 from drumline.hardware import GpuProcess, Machine
 from drumline.planning.devices import planned
 
@@ -314,3 +316,19 @@ def test_busy_and_unwell_devices_are_left_out_unless_named() -> None:
     assert "in use" in why[0]
     assert "slowed by hardware thermal slowdown" in why[1]
     assert [device.index for device in prepare(there, "2,0").devices] == [2, 0]
+
+
+def test_a_device_that_a_run_holds_is_named_with_its_holder_and_left_out_unless_named() -> None:
+    there = Machine.probe(simulate="3xH100")
+    held = {there.devices[1].uuid: "process 4711 of ann (/runs/x)"}
+    prepared = prepare(there, occupied=held)
+    assert [device.index for device in prepared.devices] == [0, 2]
+    said = "held by process 4711 of ann (/runs/x)"
+    assert dict(prepared.left_out) == {there.devices[1].uuid: said}
+    found = machine_checks.health(prepared)
+    assert [one.status.value for one in found] == ["pass", "warn", "pass"]
+    assert found[1].text == said
+    assert [device.index for device in prepare(there, "2", occupied=held).devices] == [0, 2]
+    assert [device.index for device in prepare(there, "1,", occupied=held).devices] == [1]
+    with pytest.raises(DeviceError, match=f"GPU 1 .*: {re.escape(said)}"):
+        prepare(there, "3", occupied=held)

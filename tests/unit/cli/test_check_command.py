@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from drumline.bench import checks
 from drumline.bench.checks import Finding, Status
 from drumline.cli.main import run
+from drumline.hardware import Machine
+from drumline.hardware.device_locks import DeviceLocks, lock_folder
+from drumline.launch import preflight
 
 GOOD = Finding("disk", Status.PASS, "fine", {"free_bytes": 5}, group="host", seconds=0.5)
 WARNING = Finding("CPUs", Status.WARN, "few", 2, "Give it [more].", "host")
@@ -23,9 +27,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     seen: dict[str, Any] = {"findings": [GOOD, WARNING, LEFT_OUT]}
     real = checks.prepare
 
-    def prepare(machine: Any, gpus: str, config: Any, *, quick: bool) -> Any:
-        seen.update(gpus=gpus, config=config, quick=quick)
-        return real(machine, "cpu:1", config, quick=quick)
+    def prepare(machine: Any, gpus: str, config: Any, occupied: Any, *, quick: bool) -> Any:
+        seen.update(gpus=gpus, config=config, occupied=occupied, quick=quick)
+        return real(machine, "cpu:1", config, occupied, quick=quick)
 
     monkeypatch.setattr(checks, "prepare", prepare)
     monkeypatch.setattr(checks, "run_checks", lambda context: iter(seen["findings"]))
@@ -78,6 +82,17 @@ def test_a_config_is_read_first_and_bad_input_leaves_with_2(
 ) -> None:
     assert run(["check", "--model", "no.yaml"]) == 2
     assert "config" not in asked
+
+
+def test_who_holds_a_device_here_is_handed_on(
+    asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Machine.probe(simulate="2xH100")
+    monkeypatch.setattr(preflight, "visible_machine", lambda: here)
+    monkeypatch.setenv("DRUMLINE_LOCK_FOLDER", str(tmp_path / "locks"))
+    with DeviceLocks(lock_folder(), [here.devices[1].uuid]):
+        assert run(["check"]) == 0
+    assert set(asked["occupied"]) == {here.devices[1].uuid}
 
 
 def test_devices_that_are_not_there_are_bad_input(capsys: pytest.CaptureFixture[str]) -> None:

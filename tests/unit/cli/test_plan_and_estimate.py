@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from drumline.cli.main import run
 from drumline.config import RunConfig
 from drumline.errors import BadInput
 from drumline.hardware import Host, Machine
+from drumline.hardware.device_locks import DeviceLocks, lock_folder
 from drumline.launch import preflight
 
 PRICES = """
@@ -75,6 +77,30 @@ def test_a_laptop_plans_for_eight_cards_and_writes_nothing(
     # 6 products of 2 x 16 x 64 = 12.3 kFLOP a sample.
     assert "8 samples × 12.3 kFLOP = 98.3 kFLOP" in shown
     assert "taken by auto where a replica fits no device" in shown
+
+
+def test_what_a_run_holds_here_is_neither_planned_with_nor_timed(
+    config: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    here = Machine.probe(simulate="2xL4")
+    monkeypatch.setattr(preflight, "visible_machine", lambda: here)
+    monkeypatch.setenv("DRUMLINE_LOCK_FOLDER", str(tmp_path / "locks"))
+    first, second = (device.uuid for device in here.devices)
+    with DeviceLocks(lock_folder(), [first]) as locks:
+        locks.tell(tmp_path / "theirs")
+        read = json.loads(output(capsys, "plan", config, "--json"))
+        assert [device["uuid"] for device in read["devices"]] == [second]
+        assert any(f"held by process {os.getpid()} of" in reason for reason in read["reasons"])
+        # In the place of devices that are not here nobody is asked.
+        read = json.loads(output(capsys, "plan", config, "--simulate", "2xL4", "--json"))
+        assert [device["uuid"] for device in read["devices"]] == [first, second]
+        read = json.loads(output(capsys, "plan", config, "--per-device", "8", "--json"))
+        assert (read["global_batch"], len(read["devices"])) == (8, 1)
+        assert run(["estimate", config, "devices=0,", "--gpus", "1", "--calibrate"]) == 2
+        assert f"is held by process {os.getpid()} of" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_plan_for_programs(config: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from drumline.hardware import Machine
 from drumline.hardware.device_locks import (
     DeviceLocked,
     DeviceLocks,
     Holder,
+    held_on,
     holders,
     join_claim,
     lock_folder,
@@ -88,6 +91,24 @@ def test_a_device_is_free_only_when_the_last_that_joined_is_gone(tmp_path: Path)
         os.close(goes_on[1])
         os.waitpid(rank, 0)
     DeviceLocks(tmp_path, ["GPU-a"]).release()
+
+
+def test_one_who_only_looks_is_not_taken_for_a_holder(tmp_path: Path) -> None:
+    DeviceLocks(tmp_path, ["GPU-a"]).release()
+    with (tmp_path / "GPU-a.lock").open() as looks:
+        fcntl.flock(looks, fcntl.LOCK_EX)  # as one does for microseconds
+        assert holders(tmp_path, ["GPU-a"]) == {}
+        fcntl.flock(looks, fcntl.LOCK_SH)
+        assert set(holders(tmp_path, ["GPU-a"])) == {"GPU-a"}
+    assert holders(tmp_path, ["GPU-a"]) == {}
+
+
+def test_where_no_folder_can_be_made_nobody_holds_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DRUMLINE_LOCK_FOLDER", str(tmp_path / "file" / "locks"))
+    assert held_on(Machine.probe(simulate="1xH100")) == {}
 
 
 def test_a_file_that_was_removed_under_its_holder_is_not_what_a_new_claim_locks(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from drumline.config import Mode, RunConfig
+from drumline.config.load import override
 from drumline.errors import DeviceError
 from drumline.hardware import Machine
 from drumline.launch import loss as module
@@ -87,6 +88,35 @@ def test_a_mesh_goes_on_with_as_many_as_it_has_places_for() -> None:
     assert loss.plan is not None
     assert len(loss.plan.devices) == 4
     assert loss.plan.shares == (24, 24, 24, 24)
+
+
+def test_a_device_without_a_place_stands_in_at_the_next_loss_unless_it_is_gone_too() -> None:
+    asked = config(devices="6", distributed={"mode": "hybrid", "mesh": {"data": -1, "shard": 2}})
+    made, first = found(asked, without(5))
+    assert first.plan is not None
+    assert first.plan.devices + first.spare == tuple(d for d in made.devices if d.index != 5)
+    waits = first.spare[0].index
+    assert waits is not None
+    # Gone alone it is missed by nobody.
+    assert find_loss(asked, first.plan, 24, lambda: without(5, waits), first) is None
+    second = find_loss(asked, first.plan, 24, lambda: without(5, 1), first)
+    assert second is not None and second.plan is not None
+    assert {d.index for d in second.plan.devices} == {d.index for d in made.devices} - {5, 1}
+    assert (second.plan.shares, second.spare) == ((24, 24, 24, 24), ())
+    both = find_loss(asked, first.plan, 24, lambda: without(5, 1, waits), first)
+    assert both is not None and both.plan is not None
+    assert (both.plan.world_size, len(both.spare), len(both.lost)) == (2, 1, 2)
+
+
+def test_fixed_shares_keep_the_proportion_that_was_asked_for_over_all_losses() -> None:
+    asked = config(distributed={"shares": [48, 24, 16, 8]})
+    _, first = found(asked, without(2))
+    assert first.plan is not None
+    keys = [f"{key}={value}" for key, value in first.overrides]
+    second = find_loss(override(asked, keys), first.plan, 24, lambda: without(2, 1), first)
+    assert second is not None and second.plan is not None
+    # 96 x 48/56, 8/56: 82.3, 13.7. Of the 58 and 9 in between it would be 83.1 and 12.9.
+    assert second.plan.shares == (82, 14)
 
 
 def test_a_mesh_of_fixed_size_cannot() -> None:

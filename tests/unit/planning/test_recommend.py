@@ -96,6 +96,17 @@ def test_auto_takes_all_free_devices_of_one_model() -> None:
     said = " ".join(recommend(there, "auto").reasons)
     assert "4 of 5 GPUs" in said
     assert "left for others: L4" in said
+    assert "left out" not in said
+
+
+def test_devices_that_are_left_out_are_named_with_who_holds_them() -> None:
+    there = machine(*map(device, range(3)), device(3, **held(GIB)))
+    found = recommend(there, "auto", occupied={"GPU-1": "process 4711 of ann (/runs/x)"})
+    assert [each.index for each in found.devices] == [0, 2]
+    assert (
+        "devices: left out: GPU 1 (H100, GPU-1): held by process 4711 of ann (/runs/x); "
+        "GPU 3 (H100, GPU-3): in use: process 77 of ada holds 1.0 GiB"
+    ) in found.reasons
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ class CheckContext:
         torch: What torch was built for.
         devices: What is measured, one rank each; CPU processes on a machine without GPUs.
         left_out: Devices that are not measured, by UUID, and why.
+        occupied: Devices that somebody holds, by UUID, and who.
         folder: Where runs are written.
         variables: Environment variables that steer communication.
         config: A training whose fit is asked for.
@@ -58,6 +59,7 @@ class CheckContext:
     torch: TorchFacts
     devices: tuple[PlannedDevice, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
+    occupied: Mapping[str, object] = field(default_factory=dict)
     folder: Path = Path("runs")
     variables: Mapping[str, str] = field(default_factory=dict)
     config: RunConfig | None = None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from drumline.bench.checks.check import CheckContext, TorchFacts
 from drumline.bench.checks.finding import Finding, failed, passed, warned
 from drumline.hardware import Device
-from drumline.planning.availability import memory_in_words, units, why_in_use
+from drumline.planning.availability import Need, memory_in_words, units, why_held, why_in_use
 
 _INSTALL = "Install a torch for your driver's CUDA: https://pytorch.org/get-started"
 
@@ -124,11 +124,12 @@ def _architecture(capability: tuple[int, int], torch: TorchFacts) -> Finding:
 
 
 def health(context: CheckContext) -> Sequence[Finding]:
-    """One line for each device: lost, memory errors, slowed, or somebody else's processes."""
-    return [_health(device) for device in units(context.machine)]
+    """One line for each device: lost, memory errors, slowed, or somebody else's."""
+    need = Need(occupied=context.occupied)
+    return [_health(device, why_held(device, need)) for device in units(context.machine)]
 
 
-def _health(device: Device) -> Finding:
+def _health(device: Device, held: str | None) -> Finding:
     name = f"GPU {device.index}" if device.mig_parent_uuid is None else device.uuid
     value = {
         "uuid": device.uuid,
@@ -148,7 +149,7 @@ def _health(device: Device) -> Finding:
     if device.slowed_by:
         text = f"slowed by {' and '.join(device.slowed_by)}, {_sensors(device)}"
         return warned(name, text, "See to cooling, power supply and power limit.", value)
-    if busy := why_in_use(device):
+    if busy := held or why_in_use(device):
         remedy = "Leave it out (--gpus), or wait; it is not measured unless named by --gpus."
         return warned(name, busy, remedy, value)
     if device.problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,33 +17,41 @@ from drumline.config import RunConfig
 from drumline.config.environment import communication_variables
 from drumline.hardware import Device, Machine, resolve_devices
 from drumline.planning import PlannedDevice
-from drumline.planning.availability import why_gone, why_in_use, why_unwell
+from drumline.planning.availability import Need, why_gone, why_held, why_in_use, why_unwell
 from drumline.planning.devices import choose_devices, planned
 
 OnRanks = Callable[[Sequence[RankCheck], CheckContext], Iterator[Finding]]
 
 
 def prepare(
-    machine: Machine, gpus: str = "all", config: RunConfig | None = None, *, quick: bool = False
+    machine: Machine,
+    gpus: str = "all",
+    config: RunConfig | None = None,
+    occupied: Mapping[str, object] | None = None,
+    *,
+    quick: bool = False,
 ) -> CheckContext:
     """What is checked: the devices named, or all that can be measured.
 
     Args:
         machine: What is there.
-        gpus: "all" or "auto" leave out devices that are in use, unwell or simulated; devices named
-            are measured as they are.
+        gpus: "all" or "auto" leave out devices that are held, in use, unwell or simulated; devices
+            named are measured as they are.
         config: A training whose fit is asked for; its runs_dir is where the disk is tried.
+        occupied: Devices that somebody holds, by UUID, and who; by default none.
         quick: Leave out what is slow.
 
     Raises:
-        DeviceError: If devices are named that are not there.
+        DeviceError: If devices are named that are not there, or as many as asked for are not free.
     """
-    chosen, left_out = _devices(machine, gpus.strip())
+    occupied = occupied or {}
+    chosen, left_out = _devices(machine, gpus.strip(), Need(occupied=occupied))
     return CheckContext(
         machine=machine,
         torch=read_torch(),
         devices=tuple(chosen),
         left_out=left_out,
+        occupied=occupied,
         folder=config.runs_dir if config else Path("runs"),
         variables=communication_variables(),
         config=config,
@@ -128,18 +136,18 @@ def _why_not_measured(context: CheckContext) -> str:
     return ""
 
 
-def _devices(machine: Machine, gpus: str) -> tuple[list[PlannedDevice], dict[str, str]]:
+def _devices(machine: Machine, gpus: str, need: Need) -> tuple[list[PlannedDevice], dict[str, str]]:
     if gpus not in ("all", "auto"):
         if gpus.startswith("cpu") or gpus.isdigit():
-            return choose_devices(gpus, machine, (), at_most=2**30)[0], {}
+            return choose_devices(gpus, machine, need.occupied, at_most=2**30)[0], {}
         named = resolve_devices(gpus.removesuffix(","), machine)
         return [planned(device) for device in named], {}
     if not machine.devices:
         return choose_devices("cpu:2", machine, (), at_most=2)[0], {}
-    left_out = {device.uuid: why for device in machine.devices if (why := _unfit(device))}
+    left_out = {device.uuid: why for device in machine.devices if (why := _unfit(device, need))}
     fit = [device for device in machine.devices if device.uuid not in left_out]
     return [planned(device) for device in fit], left_out
 
 
-def _unfit(device: Device) -> str | None:
-    return why_gone(device) or why_unwell(device) or why_in_use(device)
+def _unfit(device: Device, need: Need) -> str | None:
+    return why_gone(device) or why_held(device, need) or why_unwell(device) or why_in_use(device)
