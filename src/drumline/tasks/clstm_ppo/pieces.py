@@ -77,10 +77,12 @@ def find_cuts(starts: Tensor) -> Cuts:
 
     Args:
         starts: bool [L, n], whether a step is the first of an episode. Without values, where a step
-            is only traced, nothing is cut; on a GPU the number of pieces is the trace's to say.
+            is only traced, nothing is cut; on a GPU an episode may begin at any step, and into how
+            many pieces that cuts is the trace's to say.
     """
     if isinstance(starts, FakeTensor):
-        return Cuts((), find_pieces(starts) if is_gpu(starts.device) else None)
+        gpu = is_gpu(starts.device)
+        return Cuts(tuple(range(len(starts))), find_pieces(starts)) if gpu else Cuts(())
     steps = tuple(starts.any(dim=1).nonzero().flatten().tolist())
     if not any(steps):  # none, or at the first step only
         return Cuts(steps)
