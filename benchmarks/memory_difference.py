@@ -31,6 +31,7 @@ def predicted(prediction: dict[str, Any], capability: tuple[int, int]) -> list[t
     return [
         (abs(event), rounded(sizes[abs(event) - 1]) * (1 if event > 0 else -1))
         for event in trace.events
+        if event
     ]
 
 

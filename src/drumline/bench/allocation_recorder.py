@@ -23,6 +23,7 @@ from drumline.bench.operator_memory import CONVOLUTIONS, Temporaries, temporarie
 from drumline.bench.value_dependent import without_values
 
 Operator = Callable[..., Any]
+_RECORDING = " recording"
 
 
 class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -32,14 +33,17 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sizes: Bytes of each allocation.
         categories: What each is; see `planning.memory_trace.CATEGORIES`.
         workspaces: Names of allocations whose size the device decides.
-        events: k + 1 where allocation k is made, -(k + 1) where it is freed.
+        events: k + 1 where allocation k is made, -(k + 1) where it is freed, 0 where the cache is
+            emptied.
         category: Of allocations outside a backward.
         selections: Operators met whose result's size depends on values.
         selected: As given.
         truth: What a truth value read on the host becomes; most often it is asked whether
             something went wrong.
         convolutions: Whether there was one.
-        streams: Which allocations another stream than the computing one asked for, by number.
+        streams: Which allocations another stream than the computing one asked for, or are of a pool
+            that graphs are recorded in, by number.
+        held: The numbers of the pools that were held at each emptying.
 
     Args:
         kernels: Whether to add what CUDA's kernels take for themselves.
@@ -56,7 +60,9 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.selections: set[str] = set()
         self.convolutions = False
         self.streams: dict[int, int] = {}
+        self.held: list[tuple[int, ...]] = []
         self._known_streams: list[Any] = [torch.cpu.current_stream()]
+        self._pool: object | None = None
         self.selected, self._kernels, self.truth = selected, kernels, False
         self._numbers = WeakIdKeyDictionary()
         self._references: dict[int, Any] = {}
@@ -116,9 +122,29 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self.category = before
 
+    @contextmanager
+    def recording(self, pool: object) -> Iterator[None]:
+        """What is allocated for a while is of a pool that graphs are recorded in."""
+        before, self._pool = self._pool, pool
+        try:
+            yield
+        finally:
+            self._pool = before
+
+    def emptied(self, held: Iterable[object]) -> None:
+        """Free segments are given back, but those of pools that are held."""
+        self.events.append(0)
+        self.held.append(tuple(sorted(self._number(pool) for pool in held)))
+
+    def free_workspaces_of_recording(self) -> None:
+        """Free the workspaces that were needed within `recording`."""
+        for name in [name for name in self._named if name.endswith(_RECORDING)]:
+            self.events.append(-(self._named.pop(name) + 1))
+
     def stop(self) -> None:
         """Let go of all storages; what is alive stays so in the record."""
         self._references.clear()
+        self._named.clear()
 
     def __enter__(self) -> Any:
         self._resize = torch.UntypedStorage.resize_
@@ -177,17 +203,18 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.categories.append(category)
         self.events.append(len(self.sizes))
         number = len(self.sizes) - 1
-        if stream := self._stream():
+        if self._pool is not None:
+            self.streams[number] = self._number(self._pool)
+        elif stream := self._number(torch.cpu.current_stream()):
             self.streams[number] = stream
             self.categories[number] = "buckets"
         return number
 
-    def _stream(self) -> int:
-        """The stream that is current, numbered as they come: 0 is the one that computes."""
-        current = torch.cpu.current_stream()
-        if current not in self._known_streams:
-            self._known_streams.append(current)
-        return self._known_streams.index(current)
+    def _number(self, stream: object) -> int:
+        """Of a stream or a pool, as they come: 0 is the stream that computes."""
+        if stream not in self._known_streams:
+            self._known_streams.append(stream)
+        return self._known_streams.index(stream)
 
     def _freed(self, number: int) -> None:
         if self._references.pop(number, None) is not None:
@@ -199,7 +226,7 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Allocations of a kernel's own, which are freed after it."""
         self.convolutions |= func.overloadpacket in CONVOLUTIONS
         for name in workspaces(func):
-            self._workspace(f"{name}:{self._thread()}")
+            self._workspace(f"{name}:{self._user()}")
         taken: Temporaries = temporaries(func, args, kwargs, result)
         return [self._allocate(size, "temporaries") for size in taken if size > 0]
 
@@ -209,7 +236,9 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._named[name] = self._allocate(0, "workspace")
             self.workspaces[self._named[name]] = name
 
-    @staticmethod
-    def _thread() -> str:
-        """Autograd runs backward in a thread of its own on CUDA, with a handle of its own."""
-        return "backward" if torch._C._current_graph_task_id() != -1 else "main"
+    def _user(self) -> str:
+        """Autograd runs backward in a thread of its own on CUDA, with a handle of its own. All
+        graphs are recorded on one stream of their own, and a workspace is of a handle and a stream.
+        """
+        thread = "backward" if torch._C._current_graph_task_id() != -1 else "main"
+        return thread if self._pool is None else thread + _RECORDING

@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 
 from drumline.bench.cuda_attention import attention
-from drumline.bench.cuda_recurrent import gru, lstm, lstm_cell
+from drumline.bench.cuda_recurrent import (
+    fused_cell,
+    fused_cell_backward,
+    gru,
+    lstm,
+    lstm_cell,
+    packed_lstm,
+)
 
 aten = torch.ops.aten
 
@@ -81,8 +88,11 @@ _AUTOGRAD: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": attention,
     "dropout": _dropout,
     "lstm.input": lstm,
+    "lstm.data": packed_lstm,
     "gru.input": gru,
     "lstm_cell": lstm_cell,
+    "_thnn_fused_lstm_cell": fused_cell,
+    "_thnn_fused_lstm_cell_backward_impl": fused_cell_backward,
 }
 
 

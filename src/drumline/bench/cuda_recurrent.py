@@ -59,6 +59,24 @@ def lstm(
     return out[0], out[1], out[2]
 
 
+def packed_lstm(
+    entered: Tensor,
+    batch_sizes: Tensor,
+    hx: list[Tensor],
+    params: list[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same over a packed sequence [steps of all, width]."""
+    del batch_sizes, has_biases, train
+    sizes = _sizes(hx[0], 4, LSTM_RESERVE, 2, num_layers, bidirectional=bidirectional)
+    out = _run(entered.unsqueeze(1), hx, params, sizes, dropout=dropout, batch_first=False)
+    return out[0].squeeze(1), out[1], out[2]
+
+
 def gru(
     entered: Tensor,
     hx: Tensor,
@@ -105,18 +123,21 @@ def _run(
     return (out[0].transpose(0, 1), *out[1:]) if batch_first else out
 
 
-def _workspace(entered: Tensor, units: int, sizes: _Sizes, params: Sequence[Tensor]) -> Tensor:
+def _workspace(entered: Tensor, state: Tensor, sizes: _Sizes, params: Sequence[Tensor]) -> Tensor:
     """What one call to cuDNN takes and gives back; it holds the matrices, too."""
     time, batch, _ = entered.shape
+    _, sequences, units = state.shape
     each = time * batch * units * (sizes.gates + _IN_WORKSPACE) * sizes.layers
     matrices = sum(parameter.numel() for parameter in params if parameter.dim() > 1)
-    elements = each + matrices + _STATES_IN_WORKSPACE * batch * units
+    elements = each + matrices + _STATES_IN_WORKSPACE * sequences * units
     size = elements * entered.element_size() + _WORKSPACE_BYTES
     return entered.new_empty(size, dtype=torch.uint8)
 
 
 class _CuDNN(torch.autograd.Function):
-    """Sequences [time, batch, width]; keeps input, output, states, weights and the reserve."""
+    """Sequences [time, batch, width], or packed ones [steps of all, 1, width]; keeps input, output,
+    states, weights and the reserve.
+    """
 
     @staticmethod
     def forward(
@@ -128,7 +149,7 @@ class _CuDNN(torch.autograd.Function):
         units = states[0].size(-1)
         out = entered.new_empty(time, batch, sizes.width)
         last = tuple(torch.empty_like(state) for state in states)
-        workspace = _workspace(entered, units, sizes, params)
+        workspace = _workspace(entered, states[0], sizes, params)
         kept = time * batch * units * sizes.kept * sizes.layers
         reserve = entered.new_empty(
             kept * entered.element_size() + _RESERVE_BYTES, dtype=torch.uint8
@@ -145,15 +166,14 @@ class _CuDNN(torch.autograd.Function):
         sizes: _Sizes = ctx.sizes
         entered, rest = ctx.saved_tensors[0], ctx.saved_tensors[4:]
         states, weights = rest[: sizes.states], rest[sizes.states :]
-        units = states[0].size(-1)
         in_order, for_out = entered.contiguous(), for_out.contiguous()
         for_entered = entered.new_empty(entered.shape)
         for_states = [torch.empty_like(state) for state in states]
-        workspace = _workspace(entered, units, sizes, weights)
+        workspace = _workspace(entered, states[0], sizes, weights)
         del workspace, for_out, in_order
         in_order = entered.contiguous()
         flat = entered.new_empty(sum(weight.numel() for weight in weights))
-        workspace = _workspace(entered, units, sizes, weights)
+        workspace = _workspace(entered, states[0], sizes, weights)
         del workspace, in_order
         parts = flat.split([weight.numel() for weight in weights])
         for_weights = [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
@@ -197,3 +217,30 @@ class _Cell(torch.autograd.Function):
         gates, cell = ctx.saved_tensors[:2]
         for_gates, for_cell = torch.empty_like(gates), torch.empty_like(cell)
         return for_gates, for_gates, for_cell, *(for_gates.sum(0) for _ in range(ctx.biases))
+
+
+def fused_cell(
+    gates: Tensor,
+    _: Tensor,
+    cell: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The kernel itself, for who calls it by name: hidden state, cell, and the gates it keeps."""
+    del input_bias, hidden_bias
+    kept = torch.empty_like(gates)
+    return torch.empty_like(cell), torch.empty_like(cell), kept
+
+
+def fused_cell_backward(
+    for_hidden: Tensor,
+    for_cell: Tensor,
+    before: Tensor,
+    after: Tensor,
+    gates: Tensor,
+    has_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the gates, of the cell before, and of a bias (empty without one)."""
+    del for_hidden, for_cell, after
+    for_gates, for_before = torch.empty_like(gates), torch.empty_like(before)
+    return for_gates, for_before, for_gates.sum(0) if has_bias else gates.new_empty(0)

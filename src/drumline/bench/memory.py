@@ -20,7 +20,8 @@ from drumline.planning.plan import shares_among, spread
 SELECTED_AT_MOST = 0.1
 """Part of the elements that masks select at the upper end of a range: dead latents, say."""
 
-Tracer = Callable[[RunConfig, int, int | None, float], MemoryTrace]
+Tracer = Callable[[RunConfig, int, int | None, float, bool], MemoryTrace]
+"""Of a config, its ranks, a micro-batch, the part that is selected, and whether it is on a GPU."""
 
 
 class TracingProcess:
@@ -48,6 +49,7 @@ class TracingProcess:
         world_size: int = 1,
         micro_batch: int | None = None,
         selected: float = 0.0,
+        on_gpu: bool = True,
     ) -> MemoryTrace:
         """Trace the config's task; see `bench.memory_trace.trace_task`.
 
@@ -56,6 +58,7 @@ class TracingProcess:
             LaunchError: If the process died.
         """
         options = {"world_size": world_size, "micro_batch": micro_batch, "selected": selected}
+        options["on_gpu"] = on_gpu
         return memory_trace_in(self.ask(config, options))
 
     def ask(self, config: RunConfig, options: dict[str, Any]) -> dict[str, Any]:
@@ -117,7 +120,7 @@ class MemoryAnswers:
 
     def __init__(self, config: RunConfig, tracer: Tracer) -> None:
         self._config, self._tracer = config, tracer
-        self._made: dict[tuple[int, int | None, float], MemoryTrace] = {}
+        self._made: dict[tuple[int, int | None, float, bool], MemoryTrace] = {}
 
     def need(self, world_size: int, capability: tuple[int, int] | None) -> MemoryEstimate:
         """What a rank needs on such a device."""
@@ -136,20 +139,26 @@ class MemoryAnswers:
     def smallest(self, world_size: int, capability: tuple[int, int] | None) -> MemoryEstimate:
         """The estimate of the smallest micro-batch."""
         least = self._config.task.granularity if self._config.task else 1
-        return estimate(self._trace(self._config, world_size, least, 0.0), capability)
+        trace = self._trace(self._config, world_size, least, 0.0, capability is not None)
+        return estimate(trace, capability)
 
     def cut(self) -> MemoryAnswers:
         """The same questions about mode sharded."""
         return MemoryAnswers(override(self._config, ["distributed.mode=sharded"]), self._tracer)
 
     def _trace(
-        self, config: RunConfig, world_size: int, micro_batch: int | None, selected: float
+        self,
+        config: RunConfig,
+        world_size: int,
+        micro_batch: int | None,
+        selected: float,
+        on_gpu: bool,
     ) -> MemoryTrace:
         share = max(spread(config, shares_among(config, world_size)))
         size = min(micro_batch or config.micro_batch or share, share)
-        key = (world_size, size, selected)
+        key = (world_size, size, selected, on_gpu)
         if key not in self._made:
-            self._made[key] = self._tracer(config, world_size, size, selected)
+            self._made[key] = self._tracer(config, world_size, size, selected, on_gpu)
         return self._made[key]
 
 
@@ -175,10 +184,11 @@ def estimate_memory_requirement(
             return estimate_memory_requirement(
                 config, capability, world_size=world_size, micro_batch=micro_batch, tracer=process
             )
-    trace = tracer(config, world_size, micro_batch, 0.0)
+    on_gpu = capability is not None
+    trace = tracer(config, world_size, micro_batch, 0.0, on_gpu)
     more = None
     if trace.selections:
-        more = tracer(config, world_size, micro_batch, SELECTED_AT_MOST)
+        more = tracer(config, world_size, micro_batch, SELECTED_AT_MOST, on_gpu)
     return estimate(trace, capability, more=more)
 
 
@@ -199,8 +209,9 @@ def fit_micro_batch(
         tracer: Makes the traces: a `TracingProcess`, say.
         world_size: Ranks.
     """
+    on_gpu = capability is not None
     return largest_micro_batch(
-        lambda size: estimate(tracer(config, world_size, size, 0.0), capability),
+        lambda size: estimate(tracer(config, world_size, size, 0.0, on_gpu), capability),
         capacity,
         at_most=max(spread(config, shares_among(config, world_size))),
         granularity=config.task.granularity if config.task else 1,

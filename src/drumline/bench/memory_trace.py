@@ -22,6 +22,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
 from drumline.bench.allocation_recorder import AllocationRecorder
+from drumline.bench.cuda_graphs import cuda_graphs
 from drumline.bench.cuda_operators import cuda_operators
 from drumline.bench.sample_batch import enlarged, sample
 from drumline.bench.sources import loaded_sources
@@ -30,6 +31,7 @@ from drumline.config import Mode, RunConfig
 from drumline.config.load import parse_config
 from drumline.config.section import import_object
 from drumline.distributed import Split, Strategy, local
+from drumline.distributed.kind import standing_for_gpu
 from drumline.errors import BadInput, DrumlineError
 from drumline.events import EventLog
 from drumline.planning.memory_trace import MemoryTrace
@@ -61,6 +63,7 @@ def trace_task(
     world_size: int = 1,
     micro_batch: int | None = None,
     selected: float | Sequence[float] = 0.0,
+    on_gpu: bool = True,
 ) -> MemoryTrace:
     """Trace the steps of one rank of a run, the one with the largest share.
 
@@ -72,6 +75,7 @@ def trace_task(
         selected: Part of the elements that masks and `nonzero` are taken to select: in each step,
             or one that is reached in the last. A size that changes from step to step leaves
             blocks behind that do not fit the next one.
+        on_gpu: Whether it does what it does on a GPU (recording CUDA graphs, say), where it asks.
 
     Raises:
         BadInput: If the task does something that needs values.
@@ -86,6 +90,8 @@ def trace_task(
         tempfile.TemporaryDirectory() as folder,
         _event_log(folder) as events,
         group_of_nobody(world_size) if cut else nullcontext(),
+        standing_for_gpu() if on_gpu else nullcontext(),
+        cuda_graphs(recorder),
     ):
         setup = Setup(config, traced_world(config, world_size), events)
         try:
@@ -103,6 +109,7 @@ def trace_task(
         events=tuple(recorder.events),
         selections=tuple(sorted(recorder.selections)),
         streams=recorder.streams,
+        held=tuple(recorder.held),
         selected=max(parts),
         untraced=(*UNTRACED, *((CONVOLUTIONS,) if recorder.convolutions else ())),
     )

@@ -31,7 +31,7 @@ from drumline.config import RunConfig
 from drumline.config.environment import cache_folder
 from drumline.run_directory import write_atomically
 
-FORMAT = 1
+FORMAT = 2
 MOST_FILES, MOST_BYTES = 1000, 512 * 2**20
 MOST_LISTED = 2000
 """Files of one folder that are looked at; a larger one is known by these."""

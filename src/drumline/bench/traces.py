@@ -39,6 +39,7 @@ class Traces:
         world_size: int = 1,
         micro_batch: int | None = None,
         selected: float = 0.0,
+        on_gpu: bool = True,
     ) -> MemoryTrace:
         """What a step asks of the allocator; see `bench.memory_trace.trace_task`.
 
@@ -49,6 +50,7 @@ class Traces:
         """
         size = micro_batch or config.micro_batch
         options = {"world_size": world_size, "micro_batch": size, "selected": selected}
+        options["on_gpu"] = on_gpu
         answer = self._answer(
             config, "memory", options, lambda process: process.ask(config, options)
         )

@@ -4,14 +4,15 @@ It follows the native allocator with its default settings (c10/cuda/CUDACachingA
 are rounded to 512 bytes; blocks of up to 1 MiB come from 2 MiB segments, of up to 10 MiB from
 20 MiB segments, larger ones from segments of their own size rounded to 2 MiB; the smallest free
 block that is large enough is taken and split; neighbours that are free merge. Each stream has free
-blocks of its own. No expandable segments, and nothing is given back to the driver, as long as
-memory lasts.
+blocks of its own, and so has a pool that CUDA graphs were recorded in. No expandable segments, and
+as long as memory lasts nothing is given back to the driver unless the cache is emptied.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 
 ROUNDING = 512
@@ -38,7 +39,9 @@ def segment_size(size: int) -> int:
 
 @dataclass(eq=False)
 class Block:
-    """A piece of a segment; `before` and `after` are its neighbours there."""
+    """A piece of a segment; `before` and `after` are its neighbours there, and `stream` is the
+    number of the stream, or of the graphs' pool, that the segment is of.
+    """
 
     address: int
     size: int
@@ -61,7 +64,7 @@ class CachingAllocator:
         self._at: dict[int, Block] = {}
 
     def allocate(self, size: int, stream: int = 0) -> Block:
-        """A block for `size` bytes, asked for on a stream."""
+        """A block for `size` bytes, asked for on a stream or, by its number, from a pool."""
         size = rounded(size)
         block = self._take(size, stream) or self._new_segment(size, stream)
         if self._splits(block, size):
@@ -86,6 +89,22 @@ class CachingAllocator:
             block.size += after.size
             self._join(block, after.after)
         self._offer(block)
+
+    def empty(self, held: Collection[int] = ()) -> None:
+        """Give the segments in which nothing is in use back to the driver.
+
+        Args:
+            held: Numbers of the pools that graphs are alive in: these give nothing back.
+        """
+        for (_, stream), free in self._free.items():
+            if stream in held:
+                continue
+            for size, address in list(free):
+                block = self._at[address]
+                if block.before is None and block.after is None:
+                    self._forget(block)
+                    self.segments.remove(size)
+                    self.reserved -= size
 
     def _take(self, size: int, stream: int) -> Block | None:
         pool = self._free[size <= SMALL_REQUEST, stream]

@@ -34,11 +34,13 @@ class MemoryTrace:
         sizes: Bytes of each allocation; 0 for a workspace, whose size the device decides.
         categories: What each allocation is, one of `CATEGORIES`.
         workspaces: Names of the workspaces, by the number of their allocation.
-        events: k + 1 where allocation k is made, -(k + 1) where it is freed.
+        events: k + 1 where allocation k is made, -(k + 1) where it is freed, 0 where free segments
+            are given back to the driver, as torch does before it records a CUDA graph.
         selections: Operators whose result's size depends on values (a boolean mask, say).
         selected: The part of its elements that such an operator was taken to select.
-        streams: Numbers of the streams, by the number of their allocation, that are not the
-            computing one's.
+        streams: Numbers of streams other than the computing one, and of pools that CUDA graphs were
+            recorded in, by the number of their allocation.
+        held: For each 0 in `events`, the numbers of the pools whose graphs are alive then.
         untraced: What the trace left out, in words.
     """
 
@@ -53,6 +55,7 @@ class MemoryTrace:
     selections: tuple[str, ...] = ()
     selected: float = 0.0
     streams: dict[int, int] = field(default_factory=dict)
+    held: tuple[tuple[int, ...], ...] = ()
     untraced: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -74,6 +77,7 @@ class MemoryTrace:
                 "categories": tuple(CATEGORIES[number] for number in data["categories"]),
                 "workspaces": {int(number): name for number, name in data["workspaces"].items()},
                 "streams": {int(number): stream for number, stream in data["streams"].items()},
+                "held": tuple(tuple(pools) for pools in data["held"]),
                 "events": tuple(data["events"]),
                 "selections": tuple(data["selections"]),
                 "untraced": tuple(data["untraced"]),
@@ -89,7 +93,7 @@ class Replay:
         allocated_peak: Most bytes in blocks in use, as torch.cuda.max_memory_allocated.
         reserved_peak: Most bytes in segments, as torch.cuda.max_memory_reserved.
         at_peak: Bytes of each category, as asked for, when most were in use.
-        segments: Sizes of the segments, in the order they were made.
+        segments: Sizes of the segments at the end, in the order they were made.
     """
 
     allocated_peak: int
@@ -110,7 +114,11 @@ def replay(trace: MemoryTrace, workspace_bytes: Callable[[str], int]) -> Replay:
         sizes[number] = workspace_bytes(name)
     allocator, blocks = CachingAllocator(), dict[int, Block]()
     now, at_peak, peak = Counter[str](), Counter[str](), -1
+    held = iter(trace.held)
     for event in trace.events:
+        if event == 0:
+            allocator.empty(next(held))
+            continue
         number = abs(event) - 1
         if sizes[number] == 0:
             continue

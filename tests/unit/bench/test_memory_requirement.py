@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from drumline.bench.memory import (
+    MemoryAnswers,
     TracingProcess,
     estimate_memory_requirement,
     fit_micro_batch,
@@ -66,14 +67,20 @@ class Tracer:
     """A trace whose forward takes 1 MiB for each sample, beside 100 MiB that stay."""
 
     def __init__(self, *, selects: bool = False) -> None:
-        self.selects, self.asked = selects, []
+        self.selects, self.asked, self.on_gpu = selects, [], set[bool]()
 
     def __call__(
-        self, config: RunConfig, world_size: int, micro_batch: int | None, selected: float
+        self,
+        config: RunConfig,
+        world_size: int,
+        micro_batch: int | None,
+        selected: float,
+        on_gpu: bool,
     ) -> MemoryTrace:
         share = config.global_batch // world_size
         size = min(micro_batch or config.micro_batch or share, share)
         self.asked.append((size, selected))
+        self.on_gpu.add(on_gpu)
         sizes = (100 * MIB, size * MIB, round(100 * selected) * MIB)
         trace = MemoryTrace(
             *(size, share, world_size, 2, sizes),
@@ -91,6 +98,18 @@ def test_the_upper_end_is_traced_only_where_values_decide() -> None:
     assert choosing.asked == [(64, 0.0), (64, 0.1)]
     assert found.reserved_peak == 164 * MIB
     assert found.high == (164 + 10) * MIB
+
+
+@pytest.mark.parametrize("capability", [HOPPER, None])
+def test_what_is_traced_is_what_a_device_does(capability: tuple[int, int] | None) -> None:
+    config = RunConfig.model_validate({"steps": 1, "global_batch": 64})
+    tracer = Tracer(selects=True)
+    estimate_memory_requirement(config, capability, tracer=tracer)
+    fit_micro_batch(config, capability, 2**30, tracer=tracer)
+    answers = MemoryAnswers(config, tracer)
+    answers.need(1, capability)
+    answers.smallest(1, capability)
+    assert tracer.on_gpu == {capability is not None}
 
 
 def test_the_micro_batch_that_fits_was_itself_traced() -> None:

@@ -40,7 +40,7 @@ def traced(environments: int, ranks: int = 1) -> MemoryTrace:
 def most(trace: MemoryTrace, category: str) -> int:
     """The most bytes of a category at any moment."""
     now, found = Counter[str](), 0
-    for event in trace.events:
+    for event in filter(None, trace.events):
         number = abs(event) - 1
         now[trace.categories[number]] += trace.sizes[number] * (1 if event > 0 else -1)
         found = max(found, now[category])

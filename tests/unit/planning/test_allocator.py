@@ -45,6 +45,31 @@ def test_each_stream_has_free_blocks_of_its_own() -> None:
     assert allocator.reserved == 60 * MIB
 
 
+def test_emptying_gives_back_whole_free_segments_only() -> None:
+    allocator = CachingAllocator()
+    gone, cut, small = (allocator.allocate(size) for size in (30 * MIB, 5 * MIB, 512))
+    allocator.release(gone)
+    allocator.empty()
+    assert allocator.segments == [20 * MIB, 2 * MIB]
+    assert (allocator.reserved, allocator.reserved_peak) == (22 * MIB, 52 * MIB)
+    allocator.release(cut)
+    allocator.release(small)
+    allocator.empty()
+    assert (allocator.segments, allocator.reserved) == ([], 0)
+    allocator.allocate(30 * MIB)  # nothing is left to take it from
+    assert allocator.reserved == 30 * MIB
+
+
+def test_emptying_leaves_a_pool_that_is_held() -> None:
+    allocator = CachingAllocator()
+    for stream in (0, 1, 2):
+        allocator.release(allocator.allocate(30 * MIB, stream))
+    allocator.empty(held=[1])
+    assert allocator.reserved == 30 * MIB
+    allocator.allocate(30 * MIB, 1)
+    assert allocator.reserved == 30 * MIB
+
+
 def test_small_requests_share_a_segment_until_it_is_full() -> None:
     allocator = CachingAllocator()
     for _ in range(4):

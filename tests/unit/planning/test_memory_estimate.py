@@ -80,6 +80,7 @@ def test_explanations_add_up() -> None:
 
 def test_a_trace_survives_json() -> None:
     trace = replace(trace_of(("parameters", 7), ("workspace", 0), free=(0,)), selections=("x",))
+    trace = replace(trace, events=(*trace.events, 0, 0), held=((), (1, 2)), streams={1: 2})
     assert MemoryTrace.from_dict(json.loads(json.dumps(trace.as_dict()))) == trace
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from drumline.distributed import World
+from drumline.distributed.kind import is_gpu
 from drumline.errors import BadInput
 from drumline.planning.shares import cut_shares
 from drumline.tasks.clstm_ppo.config import CLSTMPPOConfig
@@ -204,7 +205,7 @@ class Collector(Source):
             environments = build_environments(
                 self.config.environment, last - first, device, self.arithmetic.weights
             )
-            graphed = self.config.graphs and environments.capturable and device.type == "cuda"
+            graphed = self.config.graphs and environments.capturable and is_gpu(device)
             self.actor = Actor(
                 self.policy,
                 environments,

@@ -64,5 +64,6 @@ def _apart(tensor: Tensor, fixed: Mapping[str, Tensor], name: str) -> Tensor:
     """The tensor, or a copy of one that lies in what is about to be overwritten."""
     if tensor is fixed[name]:
         return tensor
-    overwritten = {each.untyped_storage().data_ptr() for each in fixed.values()}
-    return tensor.clone() if tensor.untyped_storage().data_ptr() in overwritten else tensor
+    overwritten = [each.untyped_storage() for each in fixed.values()]
+    storage = tensor.untyped_storage()
+    return tensor.clone() if any(storage is each for each in overwritten) else tensor

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from drumline.distributed.kind import is_gpu
+
 _ALIGNED = 8
 """Inputs are filled up to a multiple of this, which matrix products are fast for."""
 
@@ -180,7 +182,7 @@ def _cell(gates: Tensor, added: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, T
 
     On a GPU it is the kernel of torch's own LSTMCell.
     """
-    if gates.device.type == "cuda":
+    if is_gpu(gates.device):
         hidden, after, work = torch.ops.aten._thnn_fused_lstm_cell.default(
             gates.flatten(0, 1), added.flatten(0, 1), cell.flatten(0, 1)
         )
@@ -195,7 +197,7 @@ def _cell_backward(
     d_hidden: Tensor, d_cell: Tensor, before: Tensor, after: Tensor, work: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the gates [G, n, 4H] and of the cell before the step [G, n, H]."""
-    if work.device.type == "cuda":
+    if is_gpu(work.device):
         flat = (each.flatten(0, 1) for each in (d_hidden, d_cell, before, after, work))
         d_gates, d_before, _ = torch.ops.aten._thnn_fused_lstm_cell_backward_impl.default(
             *flat, False

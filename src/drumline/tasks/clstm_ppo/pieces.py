@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
+from drumline.distributed.kind import is_gpu
+
 BUCKET_ROWS = 64
 """Pieces side by side at most: more are no faster, and their steps leave the CPU's caches."""
 STEP_ROWS = 2
@@ -75,15 +77,17 @@ def find_cuts(starts: Tensor) -> Cuts:
 
     Args:
         starts: bool [L, n], whether a step is the first of an episode. Without values, where a step
-            is only traced, nothing is cut.
+            is only traced, nothing is cut; on a GPU an episode may begin at any step, and into how
+            many pieces that cuts is the trace's to say.
     """
     if isinstance(starts, FakeTensor):
-        return Cuts(())
+        gpu = is_gpu(starts.device)
+        return Cuts(tuple(range(len(starts))), find_pieces(starts)) if gpu else Cuts(())
     steps = tuple(starts.any(dim=1).nonzero().flatten().tolist())
     if not any(steps):  # none, or at the first step only
         return Cuts(steps)
     pieces = find_pieces(starts)
-    if starts.device.type != "cpu":
+    if is_gpu(starts.device):
         return Cuts(steps, pieces)
     buckets = find_buckets(pieces.sizes.tolist())
     together = len(starts) * (STEP_ROWS + starts.size(1)) + CALL_ROWS * (len(steps) + 1)
@@ -103,19 +107,31 @@ def find_pieces(starts: Tensor) -> Pieces:
     steps = torch.arange(len(starts), device=starts.device).unsqueeze(1)
     since = steps - torch.where(begins, steps, 0).cummax(dim=0).values
     piece = begins.t().reshape(-1).cumsum(0).sub(1).view(starts.size(1), -1).t()
-    sizes = torch.bincount(piece.reshape(-1))
+    sizes, rows, firsts, batch_sizes = _counted(begins, piece, since)
     by_size = sizes.argsort(descending=True, stable=True)
     rank = torch.empty_like(by_size)
     rank[by_size] = torch.arange(len(by_size), device=starts.device)
-    rows, firsts = (found[by_size] for found in begins.t().nonzero(as_tuple=True))
+    rows, firsts = rows[by_size], firsts[by_size]
     return Pieces(
         order=(since * len(sizes) + rank[piece]).reshape(-1).argsort(),
-        batch_sizes=torch.bincount(since.reshape(-1)).cpu(),
+        batch_sizes=batch_sizes,
         sizes=sizes[by_size],
         firsts=firsts,
         rows=rows,
         carried=(firsts == 0) & ~starts[0, rows],
     )
+
+
+def _counted(begins: Tensor, piece: Tensor, since: Tensor) -> tuple[Tensor, ...]:
+    """Sizes of the pieces, the rows and steps they begin at, and how many have a step so far in, on
+    the CPU. Where there are no values, a piece of each sequence and what a trace selects besides.
+    """
+    rows, firsts = begins.t().nonzero(as_tuple=True)
+    if isinstance(begins, FakeTensor):
+        more = rows.new_zeros(begins.size(1))
+        rows, firsts = torch.cat([rows, more]), torch.cat([firsts, more])
+        return torch.empty_like(rows), rows, firsts, torch.empty(len(begins), dtype=torch.int64)
+    return torch.bincount(piece.reshape(-1)), rows, firsts, torch.bincount(since.reshape(-1)).cpu()
 
 
 def find_buckets(sizes: list[int]) -> tuple[Bucket, ...]:

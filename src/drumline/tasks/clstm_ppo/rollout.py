@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drumline.distributed.kind import is_gpu
 from drumline.tasks.clstm_ppo.environments.interface import Environments, Transition
 from drumline.tasks.clstm_ppo.environments.tensor_environments import where_rows
 from drumline.tasks.clstm_ppo.graphs import Recorder, recorded
@@ -253,7 +254,7 @@ class _CutOff:
             state: The policy's after it.
         """
         cut = transition.truncated
-        if cut.device.type == "cpu" and not bool(cut.any()):
+        if not is_gpu(cut.device) and not bool(cut.any()):
             return  # looking is cheap there
         row = {f"state.{name}": value for name, value in state.items()}
         row["observations"] = transition.final_observations

@@ -13,7 +13,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from drumline.tasks.clstm_ppo.masked_loop import Begun, Layer, masked_loop
 from drumline.tasks.clstm_ppo.pieces import Bucket, Cuts, Pieces, find_cuts, places_in
@@ -100,7 +99,10 @@ class Recurrent(nn.Module):
         length, count, _ = inputs.shape
         first = _begun(state, pieces)
         flat = inputs.reshape(length * count, -1)[pieces.order]
-        packed = self.lstm(PackedSequence(flat, pieces.batch_sizes), first)[0].data
+        weights = [weight for layer in range(self.layers) for weight in self.weights(layer)]
+        # As nn.LSTM does, which would read a number of `batch_sizes`: without values there is none.
+        shape = (True, self.layers, 0.0, self.training, False)
+        packed = torch.lstm(flat, pieces.batch_sizes, first, weights, *shape)[0]
         outputs = torch.empty_like(packed).index_copy(0, pieces.order, packed)
         return outputs.view(length, count, self.hidden)
 

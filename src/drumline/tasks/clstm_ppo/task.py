@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from drumline.config import Mode
+from drumline.distributed.kind import is_gpu
 from drumline.errors import BadInput
 from drumline.planning.shares import cut_shares
 from drumline.tasks.clstm_ppo.collector import EVALUATION, Collector
@@ -64,7 +65,7 @@ class CLSTMPPOTask(Task):
 
     def build_model(self) -> Policy:
         """Actor and critic."""
-        config, on_gpu = self.config.policy, self.world.device.type == "cuda"
+        config, on_gpu = self.config.policy, is_gpu(self.world.device)
         loops = [RecordedLoop(gpu_recorder) for _ in range(config.layers)]
         self.policy = Policy(
             self.features,

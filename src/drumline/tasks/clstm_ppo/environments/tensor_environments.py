@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from drumline.distributed.kind import is_gpu
 from drumline.tasks.clstm_ppo.environments.interface import Environments, Transition
 from drumline.training.noise import uniform
 
@@ -46,7 +47,7 @@ class TensorEnvironments(Environments):
         self.episodes = torch.zeros_like(self.seeds)
         self.elapsed = torch.zeros_like(self.seeds)
         self.state: State = {}
-        self.foresees = device.type != "cpu"  # there a new episode is drawn only where one ended
+        self.foresees = is_gpu(device)  # on a CPU a new episode is drawn only where one ended
         self._rows = torch.arange(count, device=device)
         self._foreseen: tuple[Tensor, Tensor] | None = None
 
@@ -80,7 +81,7 @@ class TensorEnvironments(Environments):
         seen = final = self.observe(state)
         done = terminated | truncated
         # On the CPU looking is cheaper than working; on a GPU it would be a wait.
-        if self.device.type != "cpu" or bool(done.any()):
+        if is_gpu(self.device) or bool(done.any()):
             state = self._begin_anew(state, done)
             seen = self.observe(state)
         self.state = state
