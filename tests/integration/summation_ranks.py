@@ -23,6 +23,8 @@ from drumline.distributed.strategies.summation import Summation, sum_each
 
 RANKS = 3
 SIZES = {"first": 40, "large": 700, "second": 33, "wide": 20, "third": 90, "rare": 7, "last": 50}
+SIZES |= {"image": 48}
+IMAGE = (4, 3, 2, 2)
 LARGE_BYTES, PARCEL_BYTES = 1000, 700
 DDP_BUCKET_MB = 300 / 2**20
 """Less than a parcel, so that parcels begin in one of DDP's buckets and end in another."""
@@ -35,7 +37,10 @@ class Numbers(nn.Module):
         super().__init__()
         for name, size in SIZES.items():
             dtype = torch.float64 if name == "wide" else torch.float32
-            setattr(self, name, nn.Parameter(torch.zeros(size, dtype=dtype)))
+            weight = torch.zeros(size, dtype=dtype)
+            if name == "image":
+                weight = weight.view(IMAGE).to(memory_format=torch.channels_last)
+            setattr(self, name, nn.Parameter(weight))
 
     def forward(self, given: dict[str, Tensor], without: tuple[str, ...] = ()) -> Tensor:
         names = [name for name in sorted(SIZES) if name not in without]
@@ -50,6 +55,7 @@ def numbers_of(rank: int) -> dict[str, Tensor]:
         spread = 10 ** torch.randint(-3, 4, (size,), generator=draw).double()
         dtype = torch.float64 if name == "wide" else torch.float32
         found[name] = (torch.randn(size, generator=draw, dtype=torch.float64) * spread).to(dtype)
+    found["image"] = found["image"].view(IMAGE)
     return found
 
 

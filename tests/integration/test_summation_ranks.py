@@ -13,9 +13,9 @@ from torch import Tensor
 from drumline.distributed.strategies import summation
 from drumline.distributed.strategies.summation import parcels_of
 
-PARCELS = [["last", "rare", "third"], ["wide"], ["second", "first"], ["large"]]
-"""By arithmetic: 50 + 7 + 90 numbers of 4 bytes are 588, and 33 more would be over 700; those of 8
-bytes travel apart; 33 + 40 are 292; 700 are over 1,000 bytes."""
+PARCELS = [["image", "last", "rare"], ["third", "second", "first"], ["wide"], ["large"]]
+"""By arithmetic: 48 + 50 + 7 numbers of 4 bytes are 420, and 90 more would be over 700; 90, 33 and
+40 are 652; those of 8 bytes travel apart; 700 numbers are over 1,000 bytes."""
 
 
 @pytest.fixture(scope="module")

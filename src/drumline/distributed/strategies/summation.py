@@ -7,7 +7,7 @@ sent decides in which order it is added, so a run that was interrupted and resum
 was not.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,8 @@ from drumline.distributed.strategies.pieces import local
 LARGE_BYTES = 4 * 2**20
 """A gradient of more is sent on its own: copying it twice would cost about what that saves."""
 
-PARCEL_BYTES = 8 * 2**20
-"""A parcel is closed before it would hold more."""
+PARCEL_BYTES = 25 * 2**20
+"""A parcel is closed before it would hold more; DDP's buckets have this size, too."""
 
 
 @dataclass
@@ -78,6 +78,8 @@ class Summation:
         self._parcel = {id(p): n for n, parcel in enumerate(self.parcels) for p in parcel}
         self._arrived: dict[int, dict[int, Tensor]] = {}
         self._sent: list[Sent] = []
+        self._backwards = 0
+        self._buckets: dict[int, _Bucket] = {}
 
     def all_at_once(self) -> None:
         """Sum what backwards left that sent nothing. A gradient that only some ranks have counts as
@@ -96,21 +98,40 @@ class Summation:
         """DDP's hook: send what is complete with this bucket. A parcel may have begun in an earlier
         one. Sums are put where they belong at the end of the backward, as DDP's own would be.
         """
-        parameters: list[Any] = bucket.parameters()
-        self.take(bucket.index(), parameters, bucket.gradients())
+        self._take(self._known(bucket))
         buffer = bucket.buffer()
         devices: list[int | str | torch.device] = [buffer.device] if buffer.is_cuda else []
         done: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
         done.set_result(buffer)
         return done
 
+    def _known(self, bucket: GradBucket) -> "_Bucket":
+        """A bucket's gradients; asking DDP for them takes long. Its buckets are packed anew at most
+        once, after the first backward, and what is kept here holds their memory: so another bucket
+        has another address.
+        """
+        index, buffer = bucket.index(), bucket.buffer()
+        self._backwards += index == 0
+        known = self._buckets.get(index)
+        if known is None or known.address != buffer.data_ptr():
+            parameters: list[Any] = bucket.parameters()
+            known = _Bucket(
+                index, buffer.data_ptr(), parameters, list(map(_line, bucket.gradients()))
+            )
+            if self._backwards > 1:
+                self._buckets[index] = known
+        return known
+
     def take(
         self, bucket: int, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]
     ) -> None:
         """Within a backward: the gradients of one of DDP's buckets, which come in order."""
-        if bucket == 0:
+        self._take(_Bucket(bucket, 0, parameters, list(map(_line, gradients))))
+
+    def _take(self, bucket: "_Bucket") -> None:
+        if bucket.index == 0:
             self._arrived, self._sent = {}, []  # of a backward that was not finished
-        for parameter, gradient in zip(parameters, gradients, strict=True):
+        for parameter, gradient in zip(bucket.parameters, bucket.gradients, strict=True):
             number = self._parcel[id(parameter)]
             here = self._arrived.setdefault(number, {})
             here[id(parameter)] = gradient
@@ -131,10 +152,9 @@ class Summation:
             engine = torch.autograd.Variable._execution_engine
             engine.queue_callback(self._land)
 
-    def _send(self, gradients: list[Tensor]) -> None:
-        flat = gradients[0] if len(gradients) == 1 else _flat(gradients)
-        packed = self.packing.pack(flat)
-        self._sent.append(Sent(gradients, packed, self.start(packed)))
+    def _send(self, lines: list[Tensor]) -> None:
+        packed = self.packing.pack(lines[0] if len(lines) == 1 else torch.cat(lines))
+        self._sent.append(Sent(lines, packed, self.start(packed)))
 
     def start(self, packed: Tensor) -> dist.Work:
         """Begin to sum a tensor in place."""
@@ -146,18 +166,29 @@ class Summation:
         sent, self._sent = self._sent, []
         for each in sent:
             each.work.wait()  # on a GPU the stream waits, and not the host
-            summed = self.packing.unpack(each.packed, each.gradients[0].dtype)
-            if len(each.gradients) > 1:
-                _spread(summed, each.gradients)
-            elif summed is not each.gradients[0]:
-                each.gradients[0].copy_(summed)
+            summed = self.packing.unpack(each.packed, each.lines[0].dtype)
+            if len(each.lines) > 1:
+                parts = torch.split(summed, [line.numel() for line in each.lines])
+                torch._foreach_copy_(each.lines, list(parts))
+            elif summed is not each.lines[0]:
+                each.lines[0].copy_(summed)
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """One of DDP's buckets: its number, where it lies, and whose gradients it holds as lines."""
+
+    index: int
+    address: int
+    parameters: Sequence[nn.Parameter]
+    gradients: Sequence[Tensor]
 
 
 @dataclass(frozen=True)
 class Sent:
-    """Gradients, what was sent of them, and the collective that sums it."""
+    """Gradients as lines, what was sent of them, and the collective that sums it."""
 
-    gradients: list[Tensor]
+    lines: list[Tensor]
     packed: Tensor
     work: dist.Work
 
@@ -170,14 +201,13 @@ def sum_each(state: Summation, bucket: GradBucket) -> torch.futures.Future[Tenso
 def _gradient(parameter: nn.Parameter) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
-    return local(parameter.grad)
+    return _line(local(parameter.grad))
 
 
-def _flat(gradients: Iterable[Tensor]) -> Tensor:
-    return torch.cat([gradient.reshape(-1) for gradient in gradients])
-
-
-def _spread(flat: Tensor, gradients: list[Tensor]) -> None:
-    parts = torch.split(flat, [gradient.numel() for gradient in gradients])
-    shaped = [part.view(g.shape) for part, g in zip(parts, gradients, strict=True)]
-    torch._foreach_copy_(gradients, shaped)
+def _line(gradient: Tensor) -> Tensor:
+    """A gradient as a vector in the order in which it lies in memory; not a copy. Autograd and DDP
+    lay a gradient out as its parameter, without gaps.
+    """
+    if gradient.is_contiguous():
+        return gradient.view(-1)
+    return gradient.as_strided((gradient.numel(),), (1,))
