@@ -2,8 +2,10 @@
 
 cuDNN keeps one reserve for the backward instead of torch's many small tensors, and takes a
 workspace in each of its three calls. Neither size is documented. Those of an LSTM are as measured
-on an H100 with cuDNN 9.19 for one shape (128 steps, 256 sequences, width 1024 in and out) in both
-precisions; other shapes, several layers, two directions and GRUs are taken to follow the same law.
+with cuDNN 9.19: on an H100 with 1024 units (128 steps, 256 sequences, width 1024) in both
+precisions; on an H200 with 64 units in float32 (8 steps, 1,024 and 16,384 sequences, width 2), and
+packed with 256 units in float16 (65,536 steps in 3,560 to 3,598 sequences, width 2). Other shapes,
+several layers, two directions and GRUs are taken to follow the law of the nearest.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ LSTM_RESERVE = 5
 GRU_RESERVE = 5
 """Three gates, the candidate's recurrent part, and the state. Not measured."""
 
-_IN_WORKSPACE = 2
-"""Values for each unit and step in a workspace, besides the gates."""
+_NARROW_UNITS = 64
+"""Layers of no more units take `_NARROW` values for each unit and step instead."""
 
-_STATES_IN_WORKSPACE = 11
-_WORKSPACE_BYTES = 8 * 2**20 + 2304
+_NARROW = 22
+_STATES_IN_WORKSPACE, _STATES_IN_PACKED = 11, 6
+_WORKSPACE_BYTES = 8 * 2**20 + 256
 _RESERVE_BYTES = 256
 
 
@@ -125,12 +128,18 @@ def _run(
 
 def _workspace(entered: Tensor, state: Tensor, sizes: _Sizes, params: Sequence[Tensor]) -> Tensor:
     """What one call to cuDNN takes and gives back; it holds the matrices, too."""
-    time, batch, _ = entered.shape
+    time, batch, width = entered.shape
     _, sequences, units = state.shape
-    each = time * batch * units * (sizes.gates + _IN_WORKSPACE) * sizes.layers
     matrices = sum(parameter.numel() for parameter in params if parameter.dim() > 1)
-    elements = each + matrices + _STATES_IN_WORKSPACE * sequences * units
-    size = elements * entered.element_size() + _WORKSPACE_BYTES
+    if batch != sequences:  # packed
+        each, of_state, read, of_sequence = sizes.gates, _STATES_IN_PACKED, 0, 0
+    elif units > _NARROW_UNITS:
+        each, of_state, read, of_sequence = sizes.gates + 1, _STATES_IN_WORKSPACE, width, 8
+    else:
+        each, of_state, read, of_sequence = _NARROW, 0, width, 8
+    steps = time * batch * (each * units * sizes.layers + read)
+    elements = steps + sequences * units * of_state + matrices
+    size = elements * entered.element_size() + sequences * of_sequence + _WORKSPACE_BYTES
     return entered.new_empty(size, dtype=torch.uint8)
 
 

@@ -352,6 +352,32 @@ def test_an_lstm_takes_from_cudnn_what_an_h100_measured(
     assert (sizes[workspace], sizes[reserve]) == (3, 1)
 
 
+@pytest.mark.parametrize(("sequences", "workspace"), [(1024, 54_667_520), (16_384, 747_833_600)])
+def test_a_narrow_lstm_takes_from_cudnn_what_an_h200_measured(
+    sequences: int, workspace: int
+) -> None:
+    with FakeTensorMode(), cuda_operators():
+        layer, entered = nn.LSTM(2, 64), torch.empty(8, sequences, 2)
+        with AllocationRecorder() as found:
+            layer(entered)
+    sizes = Counter(found.sizes)
+    assert (sizes[workspace], sizes[8 * sequences * 64 * 5 * FLOAT + 256]) == (1, 1)
+
+
+@pytest.mark.parametrize(("pieces", "workspace"), [(3560, 154_071_296), (3598, 154_188_032)])
+def test_a_packed_lstm_takes_from_cudnn_what_an_h200_measured(pieces: int, workspace: int) -> None:
+    steps, units = 65_536, 256
+    with FakeTensorMode(), cuda_operators():
+        weights = list(nn.LSTM(2, units, dtype=torch.float16).parameters())
+        entered = torch.empty(steps, 2, dtype=torch.float16)
+        state = torch.empty(1, pieces, units, dtype=torch.float16)
+        counts = torch.empty(64, dtype=torch.int64)
+        with AllocationRecorder() as found:
+            torch.lstm(entered, counts, (state, state), weights, True, 1, 0.0, True, False)
+    sizes = Counter(found.sizes)
+    assert (sizes[workspace], sizes[steps * units * 5 * 2 + 256]) == (1, 1)
+
+
 def test_the_weights_of_a_recurrent_layer_are_one_piece() -> None:
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         return model(batch.unsqueeze(1))[0].sum(dim=(1, 2))
