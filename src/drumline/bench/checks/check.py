@@ -38,6 +38,10 @@ class TorchFacts:
     problem: str = ""
 
 
+UNREAD = TorchFacts("", None, None, available=False)
+"""Nobody has asked torch yet."""
+
+
 @dataclass(frozen=True)
 class CheckContext:
     """What checks look at.

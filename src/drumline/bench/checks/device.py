@@ -12,7 +12,6 @@ from typing import Any
 
 from drumline.bench.checks.check import CheckContext, Seat, device_names
 from drumline.bench.checks.finding import Finding, failed, passed, warned
-from drumline.bench.measure import DTYPES
 
 SLOW = 0.85
 """A device below this part of the median of its like stands out; cards of one model differ by a
@@ -30,7 +29,7 @@ _SLOW_REMEDY = (
 
 def measure_matmul(seat: Seat) -> dict[str, Any]:
     """TFLOP/s by dtype; an error message where one is not supported."""
-    from drumline.bench.measure import matmul_tflops
+    from drumline.bench.measure import DTYPES, matmul_tflops
 
     on_cpu = seat.device.type == "cpu"
     dtypes = _CPU_DTYPES if on_cpu else _QUICK_DTYPES if seat.quick else tuple(DTYPES)

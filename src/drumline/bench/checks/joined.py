@@ -15,7 +15,7 @@ from drumline.bench.checks.finding import Finding
 from drumline.bench.checks.programme import Records, Step, perform
 from drumline.bench.checks.ranks import judged
 from drumline.bench.checks.registry import HOST_CHECKS, RANK_CHECKS
-from drumline.bench.checks.run import look, select
+from drumline.bench.checks.run import look, select, with_torch
 from drumline.config import ClusterEnvironment
 from drumline.planning import PlannedDevice
 from drumline.planning.devices import planned
@@ -28,6 +28,7 @@ def check_joined(
     rank_checks: Sequence[RankCheck] = RANK_CHECKS,
 ) -> list[Finding]:
     """All findings on rank 0; none on the others. Every rank of the world calls it."""
+    context = with_torch(context)
     mine = _own_device(context, environment)
     size = environment.world_size
     nodes = max(1, size // max(1, environment.local_world_size))

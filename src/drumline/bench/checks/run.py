@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from drumline.bench.checks.check import CheckContext, HostCheck, RankCheck
+from drumline.bench.checks.check import UNREAD, CheckContext, HostCheck, RankCheck
 from drumline.bench.checks.finding import Finding, Status, failed, skipped
 from drumline.bench.checks.machine import read_torch
 from drumline.bench.checks.ranks import check_on_ranks
@@ -48,7 +49,7 @@ def prepare(
     chosen, left_out = _devices(machine, gpus.strip(), Need(occupied=occupied))
     return CheckContext(
         machine=machine,
-        torch=read_torch(),
+        torch=UNREAD,
         devices=tuple(chosen),
         left_out=left_out,
         occupied=occupied,
@@ -65,16 +66,52 @@ def run_checks(
     rank_checks: Sequence[RankCheck] = RANK_CHECKS,
     on_ranks: OnRanks = check_on_ranks,
 ) -> Iterator[Finding]:
-    """All findings, each as soon as it is there."""
+    """All findings, each as soon as it is there. Until the ranks have started there is time to
+    look at the host.
+    """
+    import torch  # noqa: F401  (the launcher needs it, and two threads must not import it at once)
+
+    to_measure, left_out = select(rank_checks, context)
+    measured = ahead(on_ranks(to_measure, context)) if to_measure else iter(())
+    context = with_torch(context)
     for check in host_checks:
         if check.slow and context.quick:
             yield replace(skipped(check.name, "left out by --quick"), group=check.group)
         else:
             yield from look(check, context)
-    to_measure, left_out = select(rank_checks, context)
     yield from left_out
-    if to_measure:
-        yield from on_ranks(to_measure, context)
+    if to_measure and not context.on_cpu and not context.torch.available:
+        reason = "torch does not reach the GPUs"
+        measured = (replace(skipped(c.name, reason), group=c.group) for c in to_measure)
+    yield from measured
+
+
+def with_torch(context: CheckContext) -> CheckContext:
+    """The context with what torch says, which wakes the driver."""
+    return replace(context, torch=read_torch()) if context.torch is UNREAD else context
+
+
+def ahead(items: Iterator[Finding]) -> Iterator[Finding]:
+    """The same items, made in a thread that begins at once. What it raises is raised here."""
+    made: queue.SimpleQueue[Finding | BaseException | None] = queue.SimpleQueue()
+
+    def make() -> None:
+        try:
+            for item in items:
+                made.put(item)
+            made.put(None)
+        except BaseException as error:
+            made.put(error)
+
+    threading.Thread(target=make, name="checks on ranks", daemon=True).start()
+
+    def taken() -> Iterator[Finding]:
+        while (item := made.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    return taken()
 
 
 def select(
@@ -125,14 +162,12 @@ def exit_code(findings: Sequence[Finding]) -> int:
 
 
 def _why_not_measured(context: CheckContext) -> str:
-    """Why nothing can be measured; empty where it can."""
+    """Why nothing can be measured; empty where ranks can start."""
     if not context.devices:
         reasons = "; ".join(dict.fromkeys(context.left_out.values()))
         return f"no device can be measured: {reasons}"
     if any(device.simulated for device in context.devices):
         return "simulated devices cannot be measured"
-    if not context.on_cpu and not context.torch.available:
-        return "torch does not reach the GPUs"
     return ""
 
 
