@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from drumline.cli.options import Json, new_app
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.text import Text
 
@@ -63,12 +64,25 @@ def check(
     context = prepare(machine, gpus, config, held_on(machine), quick=quick)
     environment = ClusterEnvironment.detect()
     is_main = environment.rank == 0
-    found = _shown(_findings(context, environment), shown=is_main and not as_json)
+    with _ended_like_interrupted():
+        found = _shown(_findings(context, environment), shown=is_main and not as_json)
     if is_main and as_json:
         print_json(_report(context, found, time.perf_counter() - start))
     elif is_main:
         _print_summary(found, time.perf_counter() - start)
     raise typer.Exit(exit_code(found))
+
+
+@contextmanager
+def _ended_like_interrupted() -> Iterator[None]:
+    """SIGTERM ends like Ctrl-C, which leaves nothing behind."""
+    import signal
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _findings(context: CheckContext, environment: Any) -> Iterable[Finding]:
