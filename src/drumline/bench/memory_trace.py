@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
 from drumline.bench.allocation_recorder import AllocationRecorder
 from drumline.bench.cuda_graphs import cuda_graphs
 from drumline.bench.cuda_operators import cuda_operators
+from drumline.bench.fake_model import give_fake_weights, see_model
 from drumline.bench.sample_batch import enlarged, sample
 from drumline.bench.sources import loaded_sources
 from drumline.bench.traced_world import group_of_nobody, traced_strategy, traced_world
@@ -158,7 +159,7 @@ def _run(
     with fake, AllocationRecorder(kernels=False):
         torch.manual_seed(config.seed)
         model = task.build_model()
-        _prepare(model, arithmetic.weights, fake)
+        give_fake_weights(model, arithmetic.weights, fake)
     source = task.build_source()
     read = None if type(source).shapes is not Source.shapes else sample(source)
     strategy = traced_strategy(config, world, recorder, arithmetic.autocast_dtype)
@@ -213,7 +214,7 @@ def _wrapping(
     split = Split(task.shard_units(model), task.tensor_plan(model))
     wrapped = strategy.wrap(model, split) if strategy.mode in CUTTING else None
     with recorder:
-        _see_model(recorder, model, task)
+        see_model(recorder, model, task)
         yield wrapped or strategy.wrap(model, split)
 
 
@@ -269,70 +270,6 @@ def _next(batches: Iterator[StepBatch], recorder: AllocationRecorder) -> StepBat
         return next(batches)
     finally:
         recorder.truth = False
-
-
-def _prepare(model: nn.Module, dtype: torch.dtype, fake: FakeTensorMode) -> None:
-    """Give a model fake weights of the run's dtype, in place; weights that are shared stay so."""
-    made: dict[int, Tensor] = {}
-    for module in model.modules():
-        for table in (module._parameters, module._buffers):
-            for name, tensor in table.items():
-                if tensor is not None:
-                    if id(tensor) not in made:
-                        made[id(tensor)] = _prepared(tensor, dtype, fake)
-                    table[name] = made[id(tensor)]  # type: ignore[assignment]
-    for module in model.modules():
-        if isinstance(module, nn.RNNBase):
-            _flatten(module)
-
-
-def _flatten(layer: nn.RNNBase) -> None:
-    """Make the weights of a recurrent layer views of one tensor, as cuDNN wants them."""
-    weights = dict(layer.named_parameters(recurse=False))
-    counts = [weight.numel() for weight in weights.values()]
-    flat = next(iter(weights.values())).detach().new_empty(sum(counts))
-    for (name, weight), part in zip(weights.items(), torch.split(flat, counts), strict=True):
-        layer._parameters[name] = nn.Parameter(part.view(weight.shape), weight.requires_grad)
-    layer._init_flat_weights()
-
-
-def _prepared(tensor: Tensor, dtype: torch.dtype, fake: FakeTensorMode) -> Tensor:
-    faked = tensor if isinstance(tensor, FakeTensor) else fake.from_tensor(tensor)
-    if not faked.is_floating_point() or faked.dtype is dtype:
-        return faked
-    cast = faked.detach().to(dtype)
-    return nn.Parameter(cast, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else cast
-
-
-def _see_model(recorder: AllocationRecorder, model: nn.Module, task: Task) -> None:
-    """Weights and buffers in the order in which `to` moves them, then the task's own tensors."""
-    for module in _inner_first(model):
-        own = list(module.parameters(recurse=False))
-        flattened = own if isinstance(module, nn.RNNBase) else []  # moved one by one before that
-        moved = [torch.empty(each.shape, dtype=each.dtype) for each in flattened]
-        for parameter in own:
-            piece = local(parameter)
-            recorder.see(piece, "parameters")
-            recorder.label([piece], "parameters")  # a piece may have been seen on the way to it
-        del moved
-        for buffer in module.buffers(recurse=False):
-            recorder.see(buffer, "buffers")
-    for tensor in _tensors_of(task):
-        recorder.see(tensor, "buffers")
-
-
-def _inner_first(module: nn.Module) -> Iterator[nn.Module]:
-    for child in module.children():
-        yield from _inner_first(child)
-    yield module
-
-
-def _tensors_of(owner: object, depth: int = 2) -> Iterator[Tensor]:
-    for value in vars(owner).values() if hasattr(owner, "__dict__") else ():
-        if isinstance(value, FakeTensor):  # what is not fake is data, and stays on the host
-            yield value
-        elif depth and not isinstance(value, nn.Module | type):
-            yield from _tensors_of(value, depth - 1)
 
 
 def _state(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
