@@ -168,12 +168,14 @@ def fallbacks(folder: Path) -> list[Case]:
     ]
 
 
-def second_halves(folder: Path, size: int) -> list[Case]:
-    """The rest of the transformer's run in every mode, after the first half in every mode."""
+def second_halves(folder: Path, size: int, most: int) -> list[Case]:
+    """The rest of the transformer's run in every mode, after the first half in every mode that has
+    at most `most` ranks.
+    """
     found = []
     for writer, reader in PAIRS:
         ranks, spread = WRITERS[reader]
-        if ranks == size:
+        if ranks == size and WRITERS[writer][0] <= most:
             half, name = str(folder / f"half-{writer}"), f"{writer}-then-{reader}"
             found.append(case_of(folder, name, "transformer", spread, steps=FEW, case_from=half))
     if size == 4:
