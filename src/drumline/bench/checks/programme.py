@@ -24,6 +24,9 @@ from drumline.config.section import import_object
 PATIENCE_S = 30.0
 """Collectives wait this much longer than the longest measurement, which ends the rank before."""
 
+SETUP_S = 90.0
+"""A rank may take this long to import torch and to meet the others, whatever it is to do then."""
+
 TEARDOWN_S = 20.0
 """Leaving the process group may hang when a peer is gone; the rank then ends itself."""
 
@@ -107,7 +110,7 @@ def perform(
         for step in steps:
             records.add(step.name, "started")
             note = functools.partial(_note, records, step.name)
-            _end_after(step.timeout_s)
+            _end_after(max(step.timeout_s, SETUP_S))
             start = time.perf_counter()
             try:
                 seat = seat or _seat(environment, quick=quick, scratch=scratch)
@@ -117,7 +120,9 @@ def perform(
                     world = stack.enter_context(open_world(spread, environment))
                     stack.callback(_end_after, TEARDOWN_S)  # runs before the world is left
                     seat = replace(seat, world=world, device=world.device)
-                value = import_object(step.function)(replace(seat, note=note))
+                function = import_object(step.function)
+                _end_after(step.timeout_s)
+                value = function(replace(seat, note=note))
             except BaseException as error:
                 records.add(step.name, "error", message=_in_words(error))
                 raise
