@@ -20,6 +20,13 @@ POSTGRESQL = os.environ.get(
 REDIS = os.environ.get("DRUMLINE_TEST_REDIS", "redis://127.0.0.1:6379/9")
 
 
+def redis_database(number: int) -> str:
+    """The URL of one of the Redis server's databases. Modules run at the same time, and each
+    removes what it has left there, bindings of queues included: so each has its own.
+    """
+    return f"{REDIS.rpartition('/')[0]}/{number}"
+
+
 @contextmanager
 def postgresql_database(template: str | None = None) -> Iterator[str]:
     """The URL of an own database on the test server; dropped afterwards."""

@@ -31,8 +31,9 @@ from drumline.jobs.errors import WrongState
 from drumline.jobs.leases import Leases
 from drumline.jobs.states import ENDED, State
 from drumline.jobs.training import Training
-from service_databases import REDIS
+from service_databases import redis_database
 
+REDIS = redis_database(5)
 ROUNDS = 30
 HOSTS_AGENTS = 2
 MANY = 1_000

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from support import Finished, Running, run_to_end, started, until
 
-from service_databases import REDIS
+from service_databases import redis_database
 
 SERVE = ["-m", "drumline", "serve", "--port", "0"]
 TRAINING = {
@@ -116,7 +116,7 @@ def test_a_first_training_over_http(tmp_path: Path) -> None:
 def test_several_hosts(postgresql_url: str, tmp_path: Path) -> None:
     more = {
         "DRUMLINE_DATABASE_URL": postgresql_url,
-        "DRUMLINE_BROKER_URL": f"{REDIS.rpartition('/')[0]}/{8 + secrets.randbelow(7)}",
+        "DRUMLINE_BROKER_URL": redis_database(8 + secrets.randbelow(7)),
     }
     with serving(tmp_path, **more) as (service, client):
         made = client.post("/trainings", json={"config": TRAINING, "gpus": 2}).json()

@@ -21,7 +21,9 @@ from drumline.jobs import wakeups
 from drumline.jobs.leases import Leases
 from drumline.jobs.reports import Reports
 from drumline.jobs.states import State
-from service_databases import REDIS
+from service_databases import redis_database
+
+REDIS = redis_database(6)
 
 
 def through(line: CutLine, url: str) -> str:
