@@ -6,7 +6,10 @@ broker is in this process (memory://), or Redis where there are several hosts.
 
 Settings keep off known traps: a message is taken off the queue before its task runs, so that no
 visibility timeout can run it again; results, remote control and events are off; old messages
-expire; a broker that is away is waited for by threads that nobody else waits for.
+expire; a broker that is away is waited for by threads that nobody else waits for. The number of
+messages that a worker holds is not bounded: one whose acknowledgement a cut connection swallowed
+would count for ever, and with a bound the worker would read nothing more, not even that it is cut
+off.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ def make_app(broker_url: str, host: str | None = None) -> celery.Celery:
         task_serializer="json",
         accept_content=["json"],
         task_publish_retry=False,
-        worker_prefetch_multiplier=1,
+        worker_prefetch_multiplier=0,
         worker_enable_remote_control=False,
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,

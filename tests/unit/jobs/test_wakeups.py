@@ -65,6 +65,7 @@ def test_a_handler_that_fails_is_told_of_in_a_line_and_does_not_end_the_worker(
 def test_settings_keep_off_the_traps_of_brokers() -> None:
     conf = wakeups.make_app("redis://127.0.0.1:9/0", "here").conf
     assert not conf.task_acks_late, "a visibility timeout has nothing to run again"
+    assert conf.worker_prefetch_multiplier == 0, "a lost acknowledgement must not count for ever"
     assert conf.task_ignore_result
     assert conf.result_backend is None
     assert not conf.worker_enable_remote_control
