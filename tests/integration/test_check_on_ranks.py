@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import rank_measurements
+from support import started, until
 
 from drumline.bench.checks import CheckContext, Finding, RankCheck, prepare
 from drumline.bench.checks.finding import passed
@@ -70,3 +73,19 @@ def test_wrong_sums_crashes_kills_and_hangs_are_findings_and_the_rest_goes_on(
     assert "did not finish within 2 s (the second barrier)" in hang.text
     assert any("hang_together" in line for line in hang.value["logs"][0])
     assert known.value == [[0, 2, 3], [1, 2, 3]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_check_that_is_ended_leaves_nothing_behind(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    arguments = ["-m", "drumline", "check", "--gpus", "cpu:2"]
+    with started(arguments, tmp_path, TMPDIR=str(tmp_path)) as running:
+        until("ranks that start", lambda: [*tmp_path.glob("drumline-check-*/*")])
+        ranks = psutil.Process(running.process.pid).children(recursive=True)
+        running.signal(number)
+        ended = running.finish()
+        assert (ended.code, "Interrupted" in ended.err) == (1, True)
+        psutil.wait_procs(ranks, timeout=60)
+        assert not [rank for rank in ranks if rank.is_running()]
+        assert not [*tmp_path.glob("drumline-check-*")]

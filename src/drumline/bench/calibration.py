@@ -91,7 +91,7 @@ def calibrate(
     calibration = replace(calibration, beside=company)
     described = _described(calibration, together, profile)
     speed = CalibratedSpeed(calibration, described, _controls(together, config))
-    return replace(speed, unexplained_s=unexplained_s(speed, shares[calibration.together]))
+    return replace(speed, unexplained_s=unexplained_s(speed, shares[calibration.whole_devices]))
 
 
 def unexplained_s(speed: CalibratedSpeed, share: int) -> float:
@@ -101,7 +101,7 @@ def unexplained_s(speed: CalibratedSpeed, share: int) -> float:
         speed: With whole steps that were timed; without any there is nothing to explain.
         share: Samples of each of those devices.
     """
-    timed, count = speed.calibration.whole, speed.calibration.together
+    timed, count = speed.calibration.whole, speed.calibration.whole_devices
     if timed is None:
         return 0.0
     explained = predict(speed, Mode.DISTRIBUTED.value, (share,) * count, share)
@@ -112,7 +112,7 @@ def unexplained_s(speed: CalibratedSpeed, share: int) -> float:
 
 
 def _kept(together: dict[str, Any]) -> dict[str, Any]:
-    return {key: together[key] for key in ("beside", "whole", "together") if key in together}
+    return {key: together[key] for key in ("beside", "whole", "whole_devices") if key in together}
 
 
 def company_of(

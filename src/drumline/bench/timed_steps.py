@@ -89,7 +89,7 @@ def time_together(payload: dict[str, Any]) -> None:
         series = Series(Mode.DISTRIBUTED.value, config.global_batch, world.size)
         session = _open(config, world, series, environment.run_dir)
         points = world.control.gather(asdict(time_session(session, payload["budget_s"])))
-        found["whole"], found["together"] = _slowest(points), world.size
+        found["whole"], found["whole_devices"] = _slowest(points), world.size
         _close(session)
         if world.is_main:
             (environment.run_dir / RESULT).write_text(json.dumps(found))

@@ -20,8 +20,8 @@ class CalibratedSpeed:
         calibration: The steps.
         profile: The device with its links.
         controls: The control plane, by the number of ranks it was timed on.
-        unexplained_s: What whole steps on `calibration.together` devices took beyond what the other
-            parts add up to; negative where the parts say too much.
+        unexplained_s: What whole steps on `calibration.whole_devices` devices took beyond what the
+            other parts add up to; negative where the parts say too much.
     """
 
     calibration: Calibration
@@ -100,7 +100,7 @@ class CalibratedSpeed:
         timed = self.calibration.whole
         if timed is None:
             return ()
-        count = self.calibration.together
+        count = self.calibration.whole_devices
         seconds = self.unexplained_s * min(1.0, (world_size - 1) / (count - 1))
         line = (
             f"whole steps on {count} took {span(timed.step_s)}, and all of the above adds up to "

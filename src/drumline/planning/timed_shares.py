@@ -102,7 +102,7 @@ class Calibration:
 
     `distributed` points come from DDP with a single rank: they hold all that DDP costs a rank
     apart from sending and from waiting for others. `beside` is by number of devices. `whole` are
-    real steps on `together` devices, which say what the parts leave out.
+    real steps on `whole_devices` devices, which say what the parts leave out.
     """
 
     device: str
@@ -113,7 +113,7 @@ class Calibration:
     steps: int
     beside: Mapping[int, Beside]
     whole: SharePoint | None = None
-    together: int = 1
+    whole_devices: int = 1
 
     def points(self, mode: str) -> tuple[SharePoint, ...]:
         """The points of a mode, or of the other if it has none; ascending by samples."""

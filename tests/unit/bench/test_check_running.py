@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -183,3 +184,45 @@ def test_counts_and_exit_code() -> None:
     assert exit_code(fine) == 0
     assert exit_code([*fine, failed("c", "", "do")]) == 1
     assert counts(fine) == {"pass": 1, "warn": 1, "fail": 0, "skipped": 0}
+
+
+def test_the_host_is_looked_at_while_ranks_start() -> None:
+    begun = threading.Event()
+
+    def on_ranks(checks: Sequence[RankCheck], context: CheckContext) -> Iterator[Finding]:
+        begun.set()
+        yield passed("measured", "fine")
+
+    def look(context: CheckContext) -> Sequence[Finding]:
+        return [passed("host", "fine") if begun.wait(20) else failed("host", "alone", "")]
+
+    checks = [HostCheck("host", "host", look, timeout_s=30.0)]
+    ranks = [RankCheck("measured", "ranks", measure, judge)]
+    found = list(run_checks(context(), checks, ranks, on_ranks))
+    assert [(one.name, one.status) for one in found] == [
+        ("host", Status.PASS),
+        ("measured", Status.PASS),
+    ]
+
+
+def test_what_ranks_say_does_not_count_where_torch_does_not_reach_the_gpus() -> None:
+    def on_ranks(checks: Sequence[RankCheck], context: CheckContext) -> Iterator[Finding]:
+        yield failed("measured", "no CUDA", "")
+
+    lost = replace(context(), torch=replace(TORCH, available=False))
+    ranks = [RankCheck("measured", "ranks", measure, judge)]
+    (found,) = run_checks(lost, (), ranks, on_ranks)
+    assert (found.name, found.status) == ("measured", Status.SKIPPED)
+    assert found.text == "torch does not reach the GPUs"
+
+
+def test_what_ranks_raise_is_raised() -> None:
+    def on_ranks(checks: Sequence[RankCheck], context: CheckContext) -> Iterator[Finding]:
+        yield passed("measured", "fine")
+        raise KeyboardInterrupt
+
+    ranks = [RankCheck("measured", "ranks", measure, judge)]
+    found = run_checks(context(), (), ranks, on_ranks)
+    assert next(found).name == "measured"
+    with pytest.raises(KeyboardInterrupt):
+        next(found)

@@ -191,7 +191,7 @@ def test_a_vote_costs_what_is_longer_than_the_step_and_metrics_are_spread_over_s
 def timed_together(speed: CalibratedSpeed, count: int, step_s: float) -> CalibratedSpeed:
     """With whole steps of 50 samples a device on `count` devices."""
     whole = SharePoint(50 * count, step_s)
-    timed = replace(speed, calibration=replace(speed.calibration, whole=whole, together=count))
+    timed = replace(speed, calibration=replace(speed.calibration, whole=whole, whole_devices=count))
     return replace(timed, unexplained_s=unexplained_s(timed, 50))
 
 
@@ -224,5 +224,7 @@ def test_what_is_not_explained_grows_with_peers_up_to_those_that_were_there() ->
 def test_workload_and_calibration_come_back_from_json() -> None:
     assert Workload.from_dict(json.loads(json.dumps(workload().as_dict()))) == workload()
     pair = Beside(SharePoint(50, 0.1), SharePoint(50, 0.2, 0.1, 0.2))
-    timed = replace(calibrated("cpu", beside={2: pair}).calibration, whole=pair.beside, together=2)
+    timed = replace(
+        calibrated("cpu", beside={2: pair}).calibration, whole=pair.beside, whole_devices=2
+    )
     assert Calibration.from_dict(json.loads(json.dumps(asdict(timed)))) == timed

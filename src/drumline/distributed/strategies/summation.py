@@ -22,7 +22,8 @@ from drumline.distributed.strategies.pieces import local
 # DDP looks at a hook's annotations, so this module must not turn them into strings.
 
 LARGE_BYTES = 4 * 2**20
-"""A gradient of more is sent on its own: copying it twice would cost about what that saves."""
+"""A gradient of more is sent on its own, which saves its copy: on two H200 a bound of 16 MiB was no
+faster."""
 
 PARCEL_BYTES = 25 * 2**20
 """A parcel is closed before it would hold more; DDP's buckets have this size, too."""
