@@ -118,10 +118,29 @@ class DataParallelReplicas(WholeModel):
                 return {}
         return super().optimizer_state(optimizer)
 
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Take this rank's part; see `Strategy`."""
+        super().load_optimizer_state(optimizer, state)
+        if isinstance(optimizer, ZeroRedundancyOptimizer):
+            settle(optimizer)
+
     def teardown(self) -> None:
         """Let go of the replica."""
         self._ddp = self._summation = None
         super().teardown()
+
+
+def settle(optimizer: ZeroRedundancyOptimizer) -> None:
+    """Put right what torch's loading leaves: counts of steps on the CPU, where a fused update on a
+    GPU cannot read them, and a second copy of this rank's state, which nothing reads.
+    """
+    optimizer.state.clear()
+    for group in optimizer.optim.param_groups:
+        if not (group.get("fused") or group.get("capturable")):
+            continue
+        for parameter in group["params"]:
+            held = optimizer.optim.state.get(parameter, {})
+            held.update({k: v.to(parameter.device) for k, v in held.items() if k == "step"})
 
 
 def keeps_statistics(model: nn.Module) -> bool:

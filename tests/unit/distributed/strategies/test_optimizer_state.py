@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from drumline.distributed.strategies.optimizer_state import load_state, state_by_name
+from drumline.distributed.strategies.replicated import settle
 from drumline.errors import CheckpointError
 
 
@@ -67,3 +73,43 @@ def test_a_state_of_other_parameters_is_refused() -> None:
     other = torch.optim.Adam([model[1].weight])
     with pytest.raises(CheckpointError, match=r"other parameters: 0\.weight, 1\.bias"):
         load_state(other, model, state)
+
+
+@pytest.fixture
+def alone_in_a_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone_in_a_group")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_state_that_ranks_share_out_is_held_once_and_where_its_update_reads_it(
+    device: str, fused: bool
+) -> None:
+    options: dict[str, Any] = {"lr": 0.5, "fused": fused, "foreach": False}
+    models = [nn.Linear(3, 2).to(device) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [
+        ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.Adam, **options)
+        for model in models
+    ]
+    one, other = optimizers
+
+    def step(number: int) -> None:
+        models[number](torch.ones(1, 3, device=device)).sum().backward()
+        optimizers[number].step()
+        optimizers[number].zero_grad()
+
+    step(0)
+    one.consolidate_state_dict(to=0)
+    load_state(other, models[1], state_by_name(one, models[0]))
+    settle(other)
+    models[1].load_state_dict(models[0].state_dict())
+    assert not other.state
+    held = other.optim.state[models[1].weight]["step"].device.type
+    assert held == one.optim.state[models[0].weight]["step"].device.type
+    step(0)
+    step(1)
+    assert torch.equal(models[0].weight, models[1].weight)
