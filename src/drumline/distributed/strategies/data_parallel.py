@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -25,6 +26,7 @@ class ThreadedReplicas(WholeModel):
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self._replicas: _Replicas | None = None
 
     def check(self, model: nn.Module, split: Split) -> None:
         """It is one process by nature."""
@@ -44,11 +46,52 @@ class ThreadedReplicas(WholeModel):
             return model
         first = self.world.device.index
         others = [number for number in range(torch.cuda.device_count()) if number != first]
-        return nn.DataParallel(model, device_ids=[first, *others])
+        if not others:
+            return model
+        self._replicas = _Replicas(model, device_ids=[first, *others])
+        self.overlaps = False  # when its last backward has ended a step has yet to drop gradients
+        return self._replicas
 
     def accumulate(self) -> AbstractContextManager[None]:
         """A backward adds up over devices by itself."""
         return nullcontext()
 
     def reduce_gradients(self) -> None:
-        """The first device's gradients are the whole."""
+        """The first device's gradients are the whole; what was not used keeps none."""
+        if self._replicas is not None:
+            self._replicas.drop_unused()
+
+
+class _Replicas(nn.DataParallel[nn.Module]):
+    """Knows which parameters backwards have reached. Torch gives those that none has a gradient of
+    zeros, by which an optimizer would let them decay.
+    """
+
+    def __init__(self, model: nn.Module, device_ids: Sequence[int]) -> None:
+        super().__init__(model, device_ids=list(device_ids))
+        self._reached: set[int] = set()
+
+    def replicate(self, module: Any, device_ids: Sequence[int | torch.device]) -> list[Any]:
+        """As torch does; each copy of a parameter tells when its gradient is formed."""
+        replicas: list[nn.Module] = super().replicate(module, device_ids)
+        for replica in replicas:
+            for original, part in zip(module.modules(), replica.modules(), strict=True):
+                copies: dict[str, torch.Tensor] = part._former_parameters  # type: ignore[assignment]
+                for name, copy in copies.items():
+                    if copy.requires_grad:
+                        self._listen(copy, id(original._parameters[name]))
+        return replicas
+
+    def drop_unused(self) -> None:
+        """Take the gradients of zeros away, once for all backwards of a step."""
+        for parameter in self.module.parameters():
+            if id(parameter) not in self._reached:
+                parameter.grad = None
+        self._reached.clear()
+
+    def _listen(self, copy: torch.Tensor, parameter: int) -> None:
+        def formed(gradient: torch.Tensor | None) -> None:
+            if gradient is not None:  # it is for what the loss does not depend on
+                self._reached.add(parameter)
+
+        copy.register_hook(formed)  # type: ignore[no-untyped-call]
