@@ -18,7 +18,7 @@ from drumline.config.load import override
 from drumline.errors import EXIT_FAILED, DrumlineError
 from drumline.events import EventLog, EventReader
 from drumline.hardware import Machine
-from drumline.launch.agent import Attempt
+from drumline.launch.attempt import Attempt
 from drumline.launch.loss import Loss, find_loss
 from drumline.launch.policy import Action, AttemptEnd, Decision, RankEnd, Savings, decide
 from drumline.launch.preflight import visible_machine

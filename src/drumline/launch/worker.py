@@ -1,8 +1,9 @@
 """What every rank executes: `python -m drumline.launch.worker PARENT KIND ARGUMENTS...`.
 
 It ties itself to the launcher's life, holds the devices with it, sends its output to its own log,
-and then trains the run directory's config, calls a function, or runs a user's script. A failure
-becomes an event that says what the cause was, for the launcher to decide on.
+waits to be told where the others are, and then trains the run directory's config, calls a
+function, or runs a user's script. A failure becomes an event that says what the cause was, for the
+launcher to decide on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import runpy
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from drumline.events import EventLog
 from drumline.hardware.device_locks import join_claim
 from drumline.launch.lifeline import die_with_parent
 from drumline.launch.policy import COMMUNICATION, OUT_OF_MEMORY, TIMEOUT
+from drumline.launch.ranks import await_the_rest
 from drumline.run_directory import RunDirectory
 
 
@@ -32,10 +35,17 @@ def main(arguments: list[str]) -> int:
     environment = ClusterEnvironment.detect()
     assert environment.run_dir is not None, "the launcher names the run directory"
     run = RunDirectory(environment.run_dir)
-    _redirect_output(run.rank_log(environment.rank))
+    try:
+        _redirect_output(run.rank_log(environment.rank))
+    except FileNotFoundError:  # the launcher has ended and tidied up
+        return EXIT_FAILED
     events = EventLog(run.events_path, attempt=environment.attempt, rank=environment.rank)
     events.emit("rank_started", pid=os.getpid())
     try:
+        if arguments[1] != "script":  # which may have something to set before it imports torch
+            with suppress(Exception):  # what needs it tells
+                import torch  # noqa: F401  (while the launcher does)
+        await_the_rest()
         _execute(arguments[1], arguments[2:], run)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)

@@ -6,7 +6,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 from drumline.bench.checks.check import UNREAD, CheckContext, HostCheck, RankCheck
@@ -69,10 +71,9 @@ def run_checks(
     """All findings, each as soon as it is there. Until the ranks have started there is time to
     look at the host.
     """
-    import torch  # noqa: F401  (the launcher needs it, and two threads must not import it at once)
-
     to_measure, left_out = select(rank_checks, context)
     measured = ahead(on_ranks(to_measure, context)) if to_measure else iter(())
+    _import_torch()
     context = with_torch(context)
     for check in host_checks:
         if check.slow and context.quick:
@@ -84,6 +85,20 @@ def run_checks(
         reason = "torch does not reach the GPUs"
         measured = (replace(skipped(c.name, reason), group=c.group) for c in to_measure)
     yield from measured
+
+
+def _import_torch() -> None:
+    """Wait until the launcher's thread has imported torch: two threads that do so on different ways
+    may each meet parts that are not finished. Not in this thread, where Ctrl-C would break into it.
+    """
+
+    def work() -> None:
+        with suppress(Exception):  # who uses it tells
+            import_module("drumline.launch.agent")
+
+    thread = threading.Thread(target=work, name="import of torch", daemon=True)
+    thread.start()
+    thread.join()
 
 
 def with_torch(context: CheckContext) -> CheckContext:
