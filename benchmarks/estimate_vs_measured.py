@@ -16,8 +16,8 @@ millisecond. With `--repeat` calibrations and trainings alternate, and the table
 Parts are in ms: `read` alone, `compute` with samples at hand, `send` for what is exchanged and not
 hidden, and `rest` for what the calibration's whole steps on several devices took beyond those. The
 error is that of the sum, and once more without the rest: of a prediction from one device and the
-links alone. On the largest number of devices the parts are also measured, in steps of the real
-spread: compute and send together there, as a step cannot be timed without waiting for others.
+links alone. On several devices the parts are also measured, in steps of the real spread: compute
+and send together there, as a step cannot be timed without waiting for others.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _row(
     if explain:
         print("\n".join(f"{part.name}: {part.line}" for part in found.parts), file=sys.stderr)
     seconds = {part.name: part.seconds for part in found.parts}
-    whole = speed.calibration.whole if count > 1 and count == max(case.counts) else None
+    whole = speed.calibration.whole.get(count)
     times = {
         "predicted": found.step_s,
         "measured": measured,

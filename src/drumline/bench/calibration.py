@@ -91,28 +91,28 @@ def calibrate(
     calibration = replace(calibration, beside=company)
     described = _described(calibration, together, profile)
     speed = CalibratedSpeed(calibration, described, _controls(together, config))
-    return replace(speed, unexplained_s=unexplained_s(speed, shares[calibration.whole_devices]))
+    unexplained = {count: unexplained_s(speed, count, shares[count]) for count in calibration.whole}
+    return replace(speed, unexplained_s=unexplained)
 
 
-def unexplained_s(speed: CalibratedSpeed, share: int) -> float:
+def unexplained_s(speed: CalibratedSpeed, count: int, share: int) -> float:
     """What whole steps on several devices took beyond what the cost model adds up.
 
     Args:
-        speed: With whole steps that were timed; without any there is nothing to explain.
-        share: Samples of each of those devices.
+        speed: With whole steps that were timed, and nothing said about them yet.
+        count: On how many devices.
+        share: Samples of each of those.
     """
-    timed, count = speed.calibration.whole, speed.calibration.whole_devices
-    if timed is None:
-        return 0.0
     explained = predict(speed, Mode.DISTRIBUTED.value, (share,) * count, share)
     control = speed.control(count)
     gathered = 0.0 if control is None else control.gather_s / max(1, control.every_steps)
     assert explained.step_s is not None
-    return timed.step_s - (explained.step_s - gathered)  # no metrics were gathered
+    timed_s = speed.calibration.whole[count].step_s
+    return timed_s - (explained.step_s - gathered)  # no metrics were gathered
 
 
 def _kept(together: dict[str, Any]) -> dict[str, Any]:
-    return {key: together[key] for key in ("beside", "whole", "whole_devices") if key in together}
+    return {key: together[key] for key in ("beside", "whole") if key in together}
 
 
 def company_of(
@@ -196,14 +196,23 @@ def _together(
     shares: dict[int, int],
     exchange: dict[str, Any],
 ) -> dict[str, Any]:
+    """Links, company and whole steps; on all devices at once, and whole steps on fewer of them."""
+    config = ground.config.model_dump(mode="json")
+    short = {"config": config, "budget_s": ground.budget_s}
+    whole = {
+        count: _call(ground, count, timed_steps.time_whole.__name__, short)["whole"]
+        for count in several
+        if count < max(several)
+    }
     payload = {
-        "config": ground.config.model_dump(mode="json"),
+        "config": config,
         "counts": list(several),
         "shares": {str(count): shares[count] for count in several},
         "gradient_bytes": exchange["gradient_bytes"],
         "budget_s": ground.budget_s,
     }
-    return _call(ground, max(several), timed_steps.time_together.__name__, payload)
+    found = _call(ground, max(several), timed_steps.time_together.__name__, payload)
+    return {**found, "whole": {**whole, max(several): found["whole"]}}
 
 
 def _call(ground: Ground, size: int, function: str, payload: dict[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,8 @@ from drumline.training.source import MapSource
 
 RESULT = "calibration.json"
 _REPEATS = 7
+_TOGETHER = 3.0
+"""Whole steps of all ranks are timed so much longer: what disturbs one of them disturbs all."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,26 @@ def time_alone(payload: dict[str, Any]) -> None:
     (environment.run_dir / RESULT).write_text(json.dumps(found))
 
 
+def time_whole(payload: dict[str, Any]) -> None:
+    """Kind "call" on several ranks: real steps of all ranks together, and nothing else."""
+    config, environment = parse_config(payload["config"]), ClusterEnvironment.detect()
+    assert environment.run_dir is not None
+    with open_world(config, environment) as world:
+        found = {"whole": _whole(config, world, payload, torch.get_num_threads())}
+        if world.is_main:
+            (environment.run_dir / RESULT).write_text(json.dumps(found))
+
+
 def time_together(payload: dict[str, Any]) -> None:
-    """Kind "call" on several ranks: all-reduce on each number of ranks, a share on one rank alone
-    and on several at once, the control plane, and real steps of all ranks together.
+    """Kind "call" on several ranks: real steps of all ranks together, all-reduce on each number of
+    ranks, a share on one rank alone and on several at once, and the control plane.
     """
     config, environment = parse_config(payload["config"]), ClusterEnvironment.detect()
     assert environment.run_dir is not None
     found: dict[str, Any] = {"all_reduce": {}, "beside": {}}
     with open_world(config, environment) as world:
         threads = torch.get_num_threads()
+        found["whole"] = _whole(config, world, payload, threads)
         for count in payload["counts"]:
             group = dist.new_group(list(range(count)))
             _share_cores(world, threads, count)
@@ -86,13 +99,22 @@ def time_together(payload: dict[str, Any]) -> None:
             found["beside"][count] = _beside(config, world, payload, count)
         found["vote_s"] = _median(lambda: world.control.any(False))
         found["gather_s"] = _median(lambda: world.control.gather(({"loss": 0.0}, 1.0)))
-        series = Series(Mode.DISTRIBUTED.value, config.global_batch, world.size)
-        session = _open(config, world, series, environment.run_dir)
-        points = world.control.gather(asdict(time_session(session, payload["budget_s"])))
-        found["whole"], found["whole_devices"] = _slowest(points), world.size
-        _close(session)
         if world.is_main:
             (environment.run_dir / RESULT).write_text(json.dumps(found))
+
+
+def _whole(
+    config: RunConfig, world: World, payload: dict[str, Any], threads: int
+) -> dict[str, Any]:
+    """The steps of a training, in a process that has done nothing else before, as a training's."""
+    root = world.environment.run_dir
+    assert root is not None
+    _share_cores(world, threads, world.size)
+    series = Series(Mode.DISTRIBUTED.value, config.global_batch, world.size)
+    session = _open(config, world, series, root)
+    point = time_session(session, _TOGETHER * payload["budget_s"])
+    _close(session)
+    return _slowest(world.control.gather(asdict(point)))
 
 
 def _open(config: RunConfig, world: World, series: Series, root: Path) -> Session:

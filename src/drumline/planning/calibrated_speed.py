@@ -20,14 +20,14 @@ class CalibratedSpeed:
         calibration: The steps.
         profile: The device with its links.
         controls: The control plane, by the number of ranks it was timed on.
-        unexplained_s: What whole steps on `calibration.whole_devices` devices took beyond what the
-            other parts add up to; negative where the parts say too much.
+        unexplained_s: What whole steps took beyond what the other parts add up to, by the number
+            of devices; negative where the parts say too much.
     """
 
     calibration: Calibration
     profile: DeviceProfile
     controls: Mapping[int, Control] = field(default_factory=dict)
-    unexplained_s: float = 0.0
+    unexplained_s: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def device(self) -> str:
@@ -96,16 +96,21 @@ class CalibratedSpeed:
         return self.controls[min(self.controls, key=lambda size: abs(size - world_size))]
 
     def together(self, world_size: int) -> tuple[Part, ...]:
-        """As timed; in proportion to a rank's peers on fewer devices, and no more on more."""
-        timed = self.calibration.whole
-        if timed is None:
+        """As timed; between the timed numbers of devices in proportion to a rank's peers, and no
+        more on more.
+        """
+        known = {1: 0.0, **self.unexplained_s}
+        if world_size == 1 or len(known) == 1:
             return ()
-        count = self.calibration.whole_devices
-        seconds = self.unexplained_s * min(1.0, (world_size - 1) / (count - 1))
+        above = min((count for count in known if count >= world_size), default=max(known))
+        below = max(count for count in known if count <= world_size)
+        part = (world_size - below) / (above - below) if above > below else 0.0
+        seconds = known[below] + part * (known[above] - known[below])
+        whole_s = self.calibration.whole[above].step_s
         line = (
-            f"whole steps on {count} took {span(timed.step_s)}, and all of the above adds up to "
-            f"{span(timed.step_s - self.unexplained_s)} there"
+            f"whole steps on {above} took {span(whole_s)}, and all of the above adds up to "
+            f"{span(whole_s - known[above])} there"
         )
-        if world_size < count:
-            line += f"; × {world_size - 1}/{count - 1} peers"
+        if world_size < above:
+            line += f"; {world_size - below}/{above - below} of the way from {below}"
         return (Part("together", seconds, line),)

@@ -9,7 +9,7 @@ how far they overlap follows from the three.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drumline.planning.workload import Exchange, exchange_from_dict
@@ -101,8 +101,8 @@ class Calibration:
     """Real steps of a config on one device, by mode.
 
     `distributed` points come from DDP with a single rank: they hold all that DDP costs a rank
-    apart from sending and from waiting for others. `beside` is by number of devices. `whole` are
-    real steps on `whole_devices` devices, which say what the parts leave out.
+    apart from sending and from waiting for others. By number of devices are `beside`, and `whole`:
+    real steps on all of them, which say what the parts leave out.
     """
 
     device: str
@@ -112,8 +112,7 @@ class Calibration:
     exchange: Exchange
     steps: int
     beside: Mapping[int, Beside]
-    whole: SharePoint | None = None
-    whole_devices: int = 1
+    whole: Mapping[int, SharePoint] = field(default_factory=dict)
 
     def points(self, mode: str) -> tuple[SharePoint, ...]:
         """The points of a mode, or of the other if it has none; ascending by samples."""
@@ -131,8 +130,8 @@ class Calibration:
             int(count): Beside(point_from_dict(pair["alone"]), point_from_dict(pair["beside"]))
             for count, pair in values["beside"].items()
         }
-        whole = values.get("whole")
-        made["whole"] = None if whole is None else point_from_dict(whole)
+        whole = values.get("whole", {})
+        made["whole"] = {int(count): point_from_dict(point) for count, point in whole.items()}
         return cls(**made)
 
 

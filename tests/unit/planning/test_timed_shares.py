@@ -190,9 +190,11 @@ def test_a_vote_costs_what_is_longer_than_the_step_and_metrics_are_spread_over_s
 
 def timed_together(speed: CalibratedSpeed, count: int, step_s: float) -> CalibratedSpeed:
     """With whole steps of 50 samples a device on `count` devices."""
-    whole = SharePoint(50 * count, step_s)
-    timed = replace(speed, calibration=replace(speed.calibration, whole=whole, whole_devices=count))
-    return replace(timed, unexplained_s=unexplained_s(timed, 50))
+    whole = {**speed.calibration.whole, count: SharePoint(50 * count, step_s)}
+    timed = replace(speed, calibration=replace(speed.calibration, whole=whole))
+    plain = replace(timed, unexplained_s={})
+    found = {**speed.unexplained_s, count: unexplained_s(plain, count, 50)}
+    return replace(timed, unexplained_s=found)
 
 
 @pytest.mark.parametrize("step_s", [0.100, 0.075])
@@ -219,12 +221,18 @@ def test_what_is_not_explained_grows_with_peers_up_to_those_that_were_there() ->
     assert [added(speed, count) for count in (2, 3, 4, 8)] == pytest.approx(
         [0.01, 0.02, 0.03, 0.03]
     )
+    on_two = predict(plain, "distributed", (50,) * 2, 50).step_s
+    assert on_two is not None
+    speed = timed_together(speed, 2, on_two - 0.004)  # where they were timed, they are taken
+    assert [added(speed, count) for count in (2, 3, 4, 8)] == pytest.approx(
+        [-0.004, 0.013, 0.03, 0.03]
+    )
+    (part,) = speed.together(3)
+    assert part.line.endswith("1/2 of the way from 2")
 
 
 def test_workload_and_calibration_come_back_from_json() -> None:
     assert Workload.from_dict(json.loads(json.dumps(workload().as_dict()))) == workload()
     pair = Beside(SharePoint(50, 0.1), SharePoint(50, 0.2, 0.1, 0.2))
-    timed = replace(
-        calibrated("cpu", beside={2: pair}).calibration, whole=pair.beside, whole_devices=2
-    )
+    timed = replace(calibrated("cpu", beside={2: pair}).calibration, whole={2: pair.beside})
     assert Calibration.from_dict(json.loads(json.dumps(asdict(timed)))) == timed
