@@ -11,11 +11,11 @@ pairs' ratios, with the interval that holds the true median in 95 of 100 such me
 order of the ratios, so without assuming a distribution). Time is wall time on a GPU; on the CPU it
 is the process's own processor time, as other processes of the machine disturb that less.
 
-Where a host's speed varies by more than what is looked for, no number of pairs helps. So the time spent
-within stability's own calls is added up, too, as a part of the blocks' whole time: the host's
-(`inside`; waiting for the device counts, though a step without might wait as long elsewhere) and
-the device's, between events around the calls (`inside_device`). All that the defaults do is done
-there. Of several blocks each, the median and the largest. One row a size, as CSV.
+Where a host's speed varies by more than what is looked for, no number of pairs helps. So the time
+spent within stability's own calls is added up, too, as a part of the blocks' whole time (`inside`;
+of some blocks the median and the largest). All that the defaults do is done there. It is an upper
+bound: taking the times counts, and so does waiting for the device or for other ranks, though a step
+without might wait as long elsewhere. One row a size, as CSV.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ from drumline.run_directory import RunDirectory
 from drumline.training.own_model import OwnModelTask
 from drumline.training.session import Session, open_session
 from drumline.training.stability import Stability
-from drumline.training.stopwatch import DeviceClock
 
 BLOCK = 100
-BLOCKS = 5
+BLOCKS = 10
 """In which the time inside of stability is added up."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "off": {"enabled": False},
@@ -53,7 +52,7 @@ SETTINGS["all"] |= {"fingerprint_every": 10}
 SIZES = [(2, 64), (4, 256), (6, 512), (8, 1024), (12, 2048)]
 COLUMNS = (
     "device,ranks,layers,width,parameters,pairs,off_ms,default_over,default_from,default_to,"
-    "all_over,all_from,all_to,inside,inside_most,inside_device,inside_device_most"
+    "all_over,all_from,all_to,inside,inside_most"
 )
 
 
@@ -119,40 +118,28 @@ def session_of(
 
 
 class Clocked:
-    """A watcher or a gate, and the seconds spent within its calls by a clock."""
+    """A watcher or a gate, and the seconds spent within its calls."""
 
-    def __init__(self, inner: Any, clock: DeviceClock | HostClock) -> None:
+    def __init__(self, inner: Any, clock: Callable[[], float]) -> None:
         self._inner, self._clock = inner, clock
-        self._marks: list[tuple[Any, Any]] = []
+        self._seconds = 0.0
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         call = getattr(self._inner, name)
 
         def clocked(*arguments: Any) -> Any:
-            began = self._clock.now()
+            began = self._clock()
             try:
                 return call(*arguments)
             finally:
-                self._marks.append((began, self._clock.now()))
+                self._seconds += self._clock() - began
 
         return clocked
 
     def spent(self) -> float:
         """Seconds since it was asked last."""
-        seconds = sum(self._clock.between(*pair) for pair in self._marks)
-        self._marks.clear()
+        seconds, self._seconds = self._seconds, 0.0
         return seconds
-
-
-class HostClock:
-    """As a `DeviceClock`, of the block's own clock."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.now = clock_of(device)
-
-    @staticmethod
-    def between(began: float, ended: float) -> float:
-        return ended - began
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:
@@ -194,18 +181,16 @@ def switchable(
     return lambda: timed("off"), lambda: timed("on")
 
 
-def inside(
-    session: Session, off: Sequence[Any], kind: type[DeviceClock | HostClock], blocks: int
-) -> list[float]:
+def inside(session: Session, off: Sequence[Any]) -> list[float]:
     """Parts of the time of some blocks that are spent in what was attached since `off`."""
-    clock = kind(session.world.device)
+    clock = clock_of(session.world.device)
     watchers, gate = list(session.watchers), session.step.gate
     clocked = [Clocked(each, clock) for each in watchers if each not in off]
     clocked_gate = Clocked(gate, clock)
     session.watchers[:] = [*off, *clocked]  # type: ignore[list-item]
     session.step.gate = clocked_gate  # type: ignore[assignment]
     parts = []
-    for _ in range(blocks):
+    for _ in range(BLOCKS):
         seconds = block(session) * BLOCK / 1000
         parts.append(sum(each.spent() for each in (*clocked, clocked_gate)) / seconds)
     session.watchers[:], session.step.gate = watchers, gate
@@ -226,9 +211,9 @@ def compared(
 
 def measure(
     layers: int, width: int, options: argparse.Namespace, world: World, folder: Path
-) -> tuple[int, float, Cost, Cost, list[float], list[float]]:
+) -> tuple[int, float, Cost, Cost, list[float]]:
     """Parameters, milliseconds a step without, what the defaults and everything add, and the parts
-    of steps with the defaults that are spent inside of them, on the host and on the device.
+    of blocks with the defaults that are spent inside of them.
     """
     configs = {name: config_of(name, options.batch, world) for name in SETTINGS}
     plain, watched = (
@@ -242,12 +227,12 @@ def measure(
     without, ratios = compared(off, on, options.pairs)
     _, of_all = compared(off, lambda: block(watched), max(6, options.pairs // 4))
     on()
-    on_host, on_device = (inside(plain, before, kind, BLOCKS) for kind in (HostClock, DeviceClock))
+    parts = inside(plain, before)
     count = sum(p.numel() for p in plain.model.parameters())
     for session in (plain, watched):
         session.strategy.teardown()
         session.events.close()
-    return count, statistics.median(without), Cost.of(ratios), Cost.of(of_all), on_host, on_device
+    return count, statistics.median(without), Cost.of(ratios), Cost.of(of_all), parts
 
 
 def main() -> None:
@@ -262,12 +247,10 @@ def main() -> None:
             print(COLUMNS)
         for layers, width in (SIZES[int(number)] for number in options.sizes.split(",")):
             place = Path(folder) / f"{layers}-{width}"
-            count, ms, *costs, host, device = measure(layers, width, options, world, place)
+            count, ms, *costs, parts = measure(layers, width, options, world, place)
             row = [name, world.size, layers, width, count, options.pairs]
             row += [round(ms, 4), *costs]
-            row += [
-                f"{of(parts):.3%}" for parts in (host, device) for of in (statistics.median, max)
-            ]
+            row += [f"{of(parts):.3%}" for of in (statistics.median, max)]
             if world.is_main:
                 print(",".join(map(str, row)), flush=True)
 
