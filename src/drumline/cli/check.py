@@ -146,8 +146,9 @@ def _report(context: CheckContext, findings: Sequence[Finding], seconds: float) 
     """The whole result for programs."""
     from dataclasses import asdict
 
-    from drumline.bench.checks import counts
+    from drumline.bench.checks import counts, with_torch
 
+    context = with_torch(context)
     many, host = counts(findings), context.machine.host
     worst = next((status for status in ("fail", "warn") if many[status]), "pass")
     return {

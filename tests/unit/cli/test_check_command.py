@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from drumline.bench import checks
 from drumline.bench.checks import Finding, Status
@@ -75,6 +76,7 @@ def test_json_is_one_value_with_every_finding(
         "seconds": 0.5,
     }
     assert {"hostname", "devices", "torch_version"} <= set(report["machine"])
+    assert report["machine"]["torch_version"] == torch.__version__
 
 
 def test_a_config_is_read_first_and_bad_input_leaves_with_2(

@@ -2,7 +2,7 @@
 
 from drumline.bench.checks.check import CheckContext, HostCheck, RankCheck, Seat, TorchFacts
 from drumline.bench.checks.finding import Finding, Status, counts
-from drumline.bench.checks.run import exit_code, prepare, run_checks
+from drumline.bench.checks.run import exit_code, prepare, run_checks, with_torch
 
 __all__ = [
     "CheckContext",
@@ -16,4 +16,5 @@ __all__ = [
     "exit_code",
     "prepare",
     "run_checks",
+    "with_torch",
 ]
