@@ -76,7 +76,7 @@ class _Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         starter = getattr(api, _STARTER)
-        setattr(api, _STARTER, functools.partial(_Started, self._ranks))
+        setattr(api, _STARTER, functools.partial(_StartedRank, self._ranks))
         try:
             pids: dict[int, Any] = super()._start_workers(worker_group)
         finally:
@@ -98,7 +98,7 @@ class _Agent(LocalElasticAgent):
         type(context).close(context, signal.SIGKILL, timeout)
 
 
-class _Started(SubprocessHandler):
+class _StartedRank(SubprocessHandler):
     """What the agent has of a rank's process: instead of starting one, it tells one that waits."""
 
     def __init__(self, ranks: Ranks, **given: Any) -> None:

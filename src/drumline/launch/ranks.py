@@ -46,7 +46,8 @@ class Ranks:
         except OSError as error:
             self.end()
             raise LaunchError(
-                f"The ranks could not be started: {error}", remedy="See the message above."
+                f"Rank {len(self._processes)} could not be started: {error}",
+                remedy="See the limits on processes and memory: ulimit -a.",
             ) from error
 
     def tell(self, rank: int, environment: Mapping[str, str]) -> subprocess.Popen[str]:
@@ -101,7 +102,7 @@ def _kill_group(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def await_the_rest() -> None:
+def await_rendezvous() -> None:
     """In a rank: wait for the variables that the launcher tells, and take them.
 
     Raises:

@@ -24,7 +24,7 @@ from drumline.events import EventLog
 from drumline.hardware.device_locks import join_claim
 from drumline.launch.lifeline import die_with_parent
 from drumline.launch.policy import COMMUNICATION, OUT_OF_MEMORY, TIMEOUT
-from drumline.launch.ranks import await_the_rest
+from drumline.launch.ranks import await_rendezvous
 from drumline.run_directory import RunDirectory
 
 
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         if arguments[1] != "script":  # which may have something to set before it imports torch
             with suppress(Exception):  # what needs it tells
                 import torch  # noqa: F401  (while the launcher does)
-        await_the_rest()
+        await_rendezvous()
         _execute(arguments[1], arguments[2:], run)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)

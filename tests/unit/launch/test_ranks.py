@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,13 +16,20 @@ from drumline.launch.ranks import Ranks
 
 WAITING = """
 import json, os, sys
-from drumline.launch.ranks import await_the_rest
-await_the_rest()
+from drumline.launch.ranks import await_rendezvous
+await_rendezvous()
 names = ("RANK", "WORLD_SIZE", "MASTER_PORT", "OURS")
 told = {name: os.environ[name] for name in names} | {"input": sys.stdin.read()}
 open(sys.argv[1] + os.environ["RANK"], "w").write(json.dumps(told))
 """
 DEADLINE_S = 60
+
+
+def test_what_starts_ranks_has_not_imported_torch() -> None:
+    modules = "cli.launching, cli.check, jobs.local, launch.launcher, launch.preflight"
+    imports = ", ".join(f"drumline.{name}" for name in modules.split(", "))
+    program = f"import sys, {imports}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_a_rank_goes_on_with_what_it_is_told_and_the_launchers_own_variables(
@@ -79,7 +87,7 @@ def test_if_one_cannot_start_none_is_left(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_attempt_names_a_rank_that_dies_before_it_is_told() -> None:
     program = (
         "import os, signal; os.environ['RANK'] == '1' and os.kill(os.getpid(), signal.SIGKILL);"
-        "from drumline.launch.ranks import await_the_rest; await_the_rest(); signal.pause()"
+        "from drumline.launch.ranks import await_rendezvous; await_rendezvous(); signal.pause()"
     )
     ends = Attempt(["-c", program], 2, {}).run(lambda: None)
     assert [end.exit_code for end in ends] == [-signal.SIGKILL] * 2

@@ -122,7 +122,7 @@ class DataParallelReplicas(WholeModel):
         """Take this rank's part; see `Strategy`."""
         super().load_optimizer_state(optimizer, state)
         if isinstance(optimizer, ZeroRedundancyOptimizer):
-            settle(optimizer)
+            finish_loading(optimizer)
 
     def teardown(self) -> None:
         """Let go of the replica."""
@@ -130,7 +130,7 @@ class DataParallelReplicas(WholeModel):
         super().teardown()
 
 
-def settle(optimizer: ZeroRedundancyOptimizer) -> None:
+def finish_loading(optimizer: ZeroRedundancyOptimizer) -> None:
     """Put right what torch's loading leaves: counts of steps on the CPU, where a fused update on a
     GPU cannot read them, and a second copy of this rank's state, which nothing reads.
     """

@@ -93,7 +93,7 @@ class Sharded(Strategy):
         if self.config.sync_batchnorm:
             synchronise_norms(model)
         send_from_rank_zero(model, self.world.device)
-        _leave_in_place(model)
+        keep_unflattened(model)
         mesh = self.mesh()
         self.split_layers(model, split)
         units = find_units(model, split.units)
@@ -231,18 +231,18 @@ class Hybrid(Sharded):
         return super().build_optimizer(kind, parameters, options)
 
 
-def _leave_in_place(model: nn.Module) -> None:
+def keep_unflattened(model: nn.Module) -> None:
     """Keep recurrent layers from moving their weights into one piece of memory for cuDNN: gathered
     weights would arrive where they were before, and the layer would compute with its first ones.
     """
     recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     for module in recurrent:
-        module.flatten_parameters = _nothing  # type: ignore[method-assign]
+        module.flatten_parameters = _no_op  # type: ignore[method-assign]
     if recurrent:  # cuDNN brings them together for each call, and says so each time
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single")
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     """In the place of a method that must not act."""
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from drumline.distributed.strategies.optimizer_state import load_state, state_by_name
-from drumline.distributed.strategies.replicated import settle
+from drumline.distributed.strategies.replicated import finish_loading
 from drumline.errors import CheckpointError
 
 
@@ -75,13 +73,6 @@ def test_a_state_of_other_parameters_is_refused() -> None:
         load_state(other, model, state)
 
 
-@pytest.fixture
-def alone_in_a_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.usefixtures("alone_in_a_group")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("fused", [False, True])
@@ -105,7 +96,7 @@ def test_a_state_that_ranks_share_out_is_held_once_and_where_its_update_reads_it
     step(0)
     one.consolidate_state_dict(to=0)
     load_state(other, models[1], state_by_name(one, models[0]))
-    settle(other)
+    finish_loading(other)
     models[1].load_state_dict(models[0].state_dict())
     assert not other.state
     held = other.optim.state[models[1].weight]["step"].device.type
