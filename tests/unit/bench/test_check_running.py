@@ -75,6 +75,22 @@ def test_a_host_check_that_crashes_or_hangs_is_a_failure_and_the_others_go_on() 
     assert all(one.group == "host" for one in found)
 
 
+def test_what_takes_the_hosts_cores_waits_until_nothing_is_measured() -> None:
+    measured = threading.Event()
+
+    def heavy(context: CheckContext) -> Sequence[Finding]:
+        return [passed("heavy", f"{measured.is_set()}")]
+
+    def on_ranks(checks: Sequence[RankCheck], context: CheckContext) -> Iterator[Finding]:
+        yield passed("rates", "fine")
+        measured.set()
+
+    checks = [HostCheck("heavy", "model", heavy, heavy=True), HostCheck("good", "host", good)]
+    found = list(run_checks(context(), checks, [check("rates")], on_ranks))
+    assert [one.name for one in found] == ["good", "rates", "heavy"]
+    assert found[-1].text == "True"
+
+
 def test_quick_leaves_out_what_is_slow_but_never_the_all_reduce() -> None:
     asked: list[str] = []
 

@@ -100,13 +100,16 @@ class Seat:
 
 @dataclass(frozen=True)
 class HostCheck:
-    """A look at the machine from the launching process. `slow` ones are left out by --quick."""
+    """A look at the machine from the launching process. `slow` ones are left out by --quick, and
+    `heavy` ones, which take the host's cores, wait until nothing is measured any more.
+    """
 
     name: str
     group: str
     look: Callable[[CheckContext], Sequence[Finding]]
     timeout_s: float = 20.0
     slow: bool = False
+    heavy: bool = False
 
 
 def always(context: CheckContext) -> str:

@@ -35,7 +35,7 @@ HOST_CHECKS = (
     HostCheck("ports", "host", host.ports),
     HostCheck("disk", "host", host.disk, timeout_s=60.0),
     HostCheck("communication settings", "host", links.settings),
-    HostCheck("model fits", "model", model.model_fits, timeout_s=300.0),
+    HostCheck("model fits", "model", model.model_fits, timeout_s=300.0, heavy=True),
 )
 
 RANK_CHECKS = (

@@ -75,16 +75,21 @@ def run_checks(
     measured = ahead(on_ranks(to_measure, context)) if to_measure else iter(())
     _import_torch()
     context = with_torch(context)
-    for check in host_checks:
-        if check.slow and context.quick:
-            yield replace(skipped(check.name, "left out by --quick"), group=check.group)
-        else:
-            yield from look(check, context)
+    yield from _look_at_host([check for check in host_checks if not check.heavy], context)
     yield from left_out
     if to_measure and not context.on_cpu and not context.torch.available:
         reason = "torch does not reach the GPUs"
         measured = (replace(skipped(c.name, reason), group=c.group) for c in to_measure)
     yield from measured
+    yield from _look_at_host([check for check in host_checks if check.heavy], context)
+
+
+def _look_at_host(checks: Sequence[HostCheck], context: CheckContext) -> Iterator[Finding]:
+    for check in checks:
+        if check.slow and context.quick:
+            yield replace(skipped(check.name, "left out by --quick"), group=check.group)
+        else:
+            yield from look(check, context)
 
 
 def _import_torch() -> None:
