@@ -149,7 +149,7 @@ class World:
             tensor: Any shape, on this rank's device, the same shape and dtype on all ranks.
             op: "sum", "max" or "min".
         """
-        if self.has_data_plane:
+        if self.data_size > 1:  # even alone a collective costs a fifth of a millisecond
             dist.all_reduce(tensor, getattr(dist.ReduceOp, op.upper()), group=self.data_group)
         return tensor
 

@@ -28,8 +28,24 @@ from drumline.run_directory import RunDirectory
 Output = Callable[[int, str], None]
 _TAIL_LINES = 15
 MOST_HOST_THREADS = 8
-"""Of a rank with a GPU: what it does on the host, copying samples, gains nothing from more, and
-threads that wait for work take time from the one that issues kernels."""
+"""Of a rank with a GPU: what it does on the host, copying samples, gains nothing from more."""
+
+
+def host_threads(ranks: int, *, on_gpu: bool) -> dict[str, str]:
+    """Variables for OpenMP in each of the ranks of this host; what the user has set stays.
+
+    Ranks with a GPU use their threads now and then, to read samples. Waiting busily in between
+    would take half of all that a rank uses of its cores, and time from the thread that issues
+    kernels.
+    """
+    threads = max(1, (os.cpu_count() or 1) // ranks)
+    set_here = {"OMP_NUM_THREADS": str(threads)}
+    if on_gpu:
+        set_here = {
+            "OMP_NUM_THREADS": str(min(threads, MOST_HOST_THREADS)),
+            "OMP_WAIT_POLICY": "passive",
+        }
+    return {name: os.environ.get(name, value) for name, value in set_here.items()}
 
 
 @dataclass(frozen=True)
@@ -168,15 +184,12 @@ class _Launch:
     def _environment(self, number: int) -> dict[str, str]:
         """Variables of every rank. Devices go by UUID and are set before CUDA can start."""
         plan = self.plan
-        threads = max(1, (os.cpu_count() or 1) // plan.world_size)
-        if plan.devices[0].kind != "cpu":
-            threads = min(threads, MOST_HOST_THREADS)
         environment = {
             RUN_DIR: str(self.run_dir.path.resolve()),
             ATTEMPT: str(number),
             PLAN_DEVICES: plan.devices[0].kind,
             OVERRIDES: " ".join(f"{key}={value}" for key, value in self._overrides.items()),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+            **host_threads(plan.world_size, on_gpu=plan.devices[0].kind != "cpu"),
             DEVICE_LOCKS: os.pathsep.join(map(str, self.request.locks)),
             "PYTHONUNBUFFERED": "1",
         }

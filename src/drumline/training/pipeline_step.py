@@ -18,7 +18,13 @@ from drumline.distributed.strategies.pipeline.passes import Passes
 from drumline.planning.shares import cut_micro_batches
 from drumline.training.batches import layout, narrow
 from drumline.training.source import StepBatch
-from drumline.training.step import StandardStep, StepParts, add_sums, seed_micro_batch
+from drumline.training.step import (
+    StandardStep,
+    StepParts,
+    add_sums,
+    metric_sums,
+    seed_micro_batch,
+)
 
 Sums = dict[str, dict[str, Tensor]]
 
@@ -52,7 +58,7 @@ class PipelineStep(StandardStep):
         def loss(model: nn.Module, number: int) -> Tensor:
             micro = narrow(data, starts[number], sizes[number])
             losses = self.task.loss(model, micro)
-            add_sums(sums["metric"], {"loss": losses.loss_sum.detach(), **losses.metric_sums})
+            add_sums(sums["metric"], metric_sums(losses))
             add_sums(sums["step"], losses.step_sums)
             return losses.loss_sum * (self.scaler.scale / batch.global_count)
 

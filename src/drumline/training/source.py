@@ -15,12 +15,12 @@ from itertools import groupby, islice
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, default_collate
 
 from drumline.errors import BadInput
 from drumline.planning.shares import cut_shares
+from drumline.training.noise import seed_generators
 from drumline.training.order import SampleOrder, mix
 
 T = TypeVar("T")
@@ -349,7 +349,7 @@ class _ShareReader:
         many = getattr(self.dataset, "__getitems__", None)
         if self.collated and many:
             return many(ask.numbers)
-        torch.manual_seed(ask.seed >> 1)
+        seed_generators(ask.seed >> 1)
         random.seed(ask.seed)
         np.random.seed(ask.seed & 0xFFFFFFFF)
         numbers = ask.numbers.tolist()

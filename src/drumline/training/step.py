@@ -22,11 +22,12 @@ from drumline.events import EventLog
 from drumline.planning.shares import cut_micro_batches
 from drumline.training.batches import narrow, to_device
 from drumline.training.lockstep import Company
+from drumline.training.noise import seed_generators
 from drumline.training.order import mix
 from drumline.training.precision import Arithmetic, LossScaler
 from drumline.training.source import StepBatch
 from drumline.training.stopwatch import Stopwatch
-from drumline.training.task import Task
+from drumline.training.task import Losses, Task
 
 CAREFUL_STEPS = 2
 """Steps after which memory has shown its peak; see `StandardStep`."""
@@ -209,7 +210,7 @@ class StandardStep(Step):
         with self.arithmetic.autocast():
             losses = self.task.loss(self.wrapped, micro)
         torch.autograd.backward(losses.loss_sum * (self.scaler.scale / global_count))
-        add_sums(sums["metric"], {"loss": losses.loss_sum.detach(), **losses.metric_sums})
+        add_sums(sums["metric"], metric_sums(losses))
         add_sums(sums["step"], losses.step_sums)
 
     def _update(self, batch: StepBatch, sums: dict[str, dict[str, Tensor]]) -> StepOutcome:
@@ -239,11 +240,11 @@ class StandardStep(Step):
     ) -> tuple[float, float, bool]:
         """Global mean loss, gradient norm, and whether all was finite, in one reduction."""
         norm = norm.to(self.world.device, torch.float64)
-        loss_sum = sums["loss"].to(norm) if "loss" in sums else torch.zeros_like(norm)
-        bad = ~(torch.isfinite(norm) & torch.isfinite(loss_sum))
-        facts = torch.stack([loss_sum, norm, bad.double()])
-        loss, norms, bad_ranks = self.world.all_reduce(facts).tolist()
-        return loss / batch.global_count, norms / self.world.data_size, not bad_ranks
+        loss_sum = sums["loss"] if "loss" in sums else torch.zeros_like(norm)
+        loss, norms = self.world.all_reduce(torch.stack([loss_sum, norm])).tolist()
+        # One rank's NaN or infinity is still one in the sum, so all ranks see it.
+        finite = math.isfinite(loss) and math.isfinite(norms)
+        return loss / batch.global_count, norms / self.world.data_size, finite
 
     def _reduced(self, local: dict[str, Tensor], batch: StepBatch) -> dict[str, Tensor]:
         if 0 in batch.counts:  # a rank without samples does not know what the others sum
@@ -295,7 +296,7 @@ def seed_micro_batch(seed: int, index: int, position: int, stage: int | None = N
         stage: Of a pipeline: each draws for itself, whenever its turn is.
     """
     numbers = (index, position) if stage is None else (index, position, stage + 1)
-    torch.manual_seed(mix(seed, *numbers) >> 1)
+    seed_generators(mix(seed, *numbers) >> 1)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -305,7 +306,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
+def metric_sums(losses: Losses) -> dict[str, Tensor]:
+    """What is shown of a micro-batch, with its loss, which ranks agree on in float64."""
+    return {"loss": losses.loss_sum.detach().to(torch.float64), **losses.metric_sums}
+
+
 def add_sums(total: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
-    """Add to the sums of the same names."""
-    for name, value in more.items():
-        total[name] = total[name] + value if name in total else value
+    """Add to the sums of the same names, on a GPU in one kernel where they are of one type."""
+    known = [name for name in more if name in total]
+    if known:
+        sums = torch._foreach_add([total[name] for name in known], [more[name] for name in known])
+        total.update(zip(known, sums, strict=True))
+    total.update({name: value for name, value in more.items() if name not in total})

@@ -14,7 +14,7 @@ import torch
 
 from drumline.errors import CheckpointError, NumericsError
 from drumline.training.source import StepBatch
-from drumline.training.step import StepOutcome
+from drumline.training.step import StepOutcome, add_sums
 
 if TYPE_CHECKING:
     from drumline.training.session import Session
@@ -85,8 +85,7 @@ class MetricsWatcher(Watcher):
         if outcome.taken:
             self._taken += batch.global_count
             self._norm = outcome.gradient_norm
-            for name, value in outcome.sums.items():
-                self._sums[name] = self._sums[name] + value if name in self._sums else value
+            add_sums(self._sums, outcome.sums)
         self._own += batch.count
         self._pending = True
         step = session.progress.step

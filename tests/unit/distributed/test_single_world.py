@@ -38,6 +38,17 @@ def test_alone_there_is_no_process_group() -> None:
         assert isinstance(world.strategy(), SingleDevice)
 
 
+def test_one_process_in_a_group_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a collective of one rank")
+
+    with open_world(REPLICATED, ALONE) as world:
+        assert world.has_data_plane
+        monkeypatch.setattr(dist, "all_reduce", refuse)
+        tensor = torch.tensor([2.0])
+        assert world.all_reduce(tensor) is tensor and tensor.item() == 2.0
+
+
 @pytest.mark.parametrize("config", [None, DistributedConfig(), RunConfig(steps=1, devices="cpu")])
 def test_a_world_opens_from_a_config_a_part_of_one_or_none(
     config: RunConfig | DistributedConfig | None,

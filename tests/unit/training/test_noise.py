@@ -1,8 +1,9 @@
 """Random numbers that belong to counters."""
 
+import pytest
 import torch
 
-from drumline.training.noise import mixed, uniform
+from drumline.training.noise import mixed, seed_generators, uniform
 from drumline.training.order import mix
 
 UNSIGNED = 2**64
@@ -34,3 +35,19 @@ def test_numbers_are_uniform_and_never_at_the_ends() -> None:
 def test_a_number_does_not_depend_on_what_is_asked_beside_it() -> None:
     many = uniform(9, torch.arange(10), numbers=4)
     assert torch.equal(uniform(9, torch.tensor([6]), numbers=2), many[6:7, :2])
+
+
+def test_generators_are_seeded_as_torch_does() -> None:
+    seed_generators(2**62 + 5)
+    found = torch.rand(3)
+    torch.manual_seed(2**62 + 5)
+    assert torch.equal(found, torch.rand(3))
+
+
+@pytest.mark.gpu
+def test_generators_of_gpus_are_seeded_as_torch_does() -> None:
+    torch.rand(1, device="cuda")
+    seed_generators(7)
+    found = torch.rand(3, device="cuda")
+    torch.manual_seed(7)
+    assert torch.equal(found, torch.rand(3, device="cuda"))

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+NumbersOf = Callable[[], Tensor]
+"""Numbers of some latents, int64, asked for as late as can be: the answer may take its time."""
 
 
 class SAEOutput(NamedTuple):
@@ -90,7 +94,7 @@ class SAE(nn.Module, ABC):
         inputs: Tensor,
         targets: Tensor | None = None,
         *,
-        dead: Tensor | None = None,
+        dead: NumbersOf | None = None,
         sparsity: float = 0.0,
     ) -> SAEOutput:
         """The loss of each sample and its parts.
@@ -98,7 +102,7 @@ class SAE(nn.Module, ABC):
         Args:
             inputs: [samples, d_in] as stored, any floating dtype.
             targets: [samples, d_out]; by default the inputs.
-            dead: Numbers of dead latents for AuxK, int64; None or empty if there are none.
+            dead: The dead latents, for AuxK; None or empty if there are none.
             sparsity: Coefficient of the cost of active latents.
         """
         scaled = self.scaled(inputs)
@@ -107,7 +111,7 @@ class SAE(nn.Module, ABC):
 
     @abstractmethod
     def losses(
-        self, centred: Tensor, wanted: Tensor, dead: Tensor | None, sparsity: float
+        self, centred: Tensor, wanted: Tensor, dead: NumbersOf | None, sparsity: float
     ) -> SAEOutput:
         """As `forward`, from what the encoder sees and the scaled targets."""
 
@@ -184,8 +188,8 @@ class SAE(nn.Module, ABC):
         if grad is None:
             return
         along = (grad * self.W_dec).sum(dim=1, keepdim=True)
-        length = self.W_dec.square().sum(dim=1, keepdim=True).clamp_min(1e-24)
-        grad.sub_(along / length * self.W_dec)
+        length = self.W_dec.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        grad.addcmul_(along / length.square(), self.W_dec, value=-1)
 
     @torch.no_grad()
     def _start_weights(self) -> None:

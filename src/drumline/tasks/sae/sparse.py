@@ -23,16 +23,21 @@ class Places(NamedTuple):
     Attributes:
         rows: int64 [n], ascending.
         columns: int64 [n], ascending within a row.
+        row_starts: int64 [samples], where each row begins.
         by_column: int64 [n], the entries' numbers column by column.
         column_starts: int64 [latents], where each column begins in `by_column`.
-        samples: Rows of the matrix.
     """
 
     rows: Tensor
     columns: Tensor
+    row_starts: Tensor
     by_column: Tensor
     column_starts: Tensor
-    samples: int
+
+    @property
+    def samples(self) -> int:
+        """Rows of the matrix."""
+        return len(self.row_starts)
 
     @classmethod
     def from_flat(cls, flat: Tensor, samples: int, latents: int) -> Places:
@@ -40,7 +45,8 @@ class Places(NamedTuple):
         rows = torch.div(flat, latents, rounding_mode="floor")
         columns = flat - rows * latents
         ordered, by_column = torch.sort(columns, stable=True)
-        return cls(rows, columns, by_column, _starts(ordered, latents), samples)
+        row_starts, column_starts = _starts(rows, samples), _starts(ordered, latents)
+        return cls(rows, columns, row_starts, by_column, column_starts)
 
 
 def values_at(inputs: Tensor, weight: Tensor, bias: Tensor, found: Tensor, at: Places) -> Tensor:
@@ -72,12 +78,11 @@ def decode_at(values: Tensor, weight: Tensor, at: Places, ends: Sequence[int] = 
     Returns:
         [ranges, samples, width]: what each range adds to each sample.
     """
-    ranges, bags = max(1, len(ends)), at.rows
+    ranges, bags, starts = max(1, len(ends)), at.rows, at.row_starts
     if ranges > 1:
-        edges = torch.tensor(ends, device=at.columns.device)
-        bags = at.rows * ranges + torch.bucketize(at.columns, edges, right=True)
+        bags = at.rows * ranges + sum((at.columns >= end).long() for end in ends[:-1])
+        starts = _starts(bags, at.samples * ranges)
     values = values.to(weight.dtype)
-    starts = _starts(bags, at.samples * ranges)
     added = _bag_sum(at.columns, weight.detach(), starts, values)
     summed: Tensor = _WithWeight.apply(added, weight, values.detach(), (bags, at))  # type: ignore[no-untyped-call]
     return summed.view(at.samples, ranges, -1).transpose(0, 1)
@@ -102,12 +107,12 @@ class _ValuesAt(torch.autograd.Function):
         at: Places = ctx.at
         for_inputs = for_weight = for_bias = None
         if ctx.needs_input_grad[0]:
-            for_inputs = _bag_sum(at.columns, weight, _starts(at.rows, at.samples), grad)
+            for_inputs = _bag_sum(at.columns, weight, at.row_starts, grad)
         if ctx.needs_input_grad[1]:
             for_weight = _by_column(at.rows, inputs, grad, at)
         if ctx.needs_input_grad[2]:
-            one = torch.zeros_like(at.rows)
-            for_bias = _by_column(one, grad.new_ones(1, 1), grad, at).squeeze(1)
+            first, one = torch.zeros_like(at.rows), grad.new_ones(1, 1)
+            for_bias = _bag_sum(first, one, at.column_starts, grad[at.by_column]).squeeze(1)
         return for_inputs, for_weight, for_bias, None
 
 

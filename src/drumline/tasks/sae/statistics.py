@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,6 +51,43 @@ def of_rank_zero(world: World, value: Tensor) -> Tensor:
     return world.all_reduce(own if world.rank == 0 else torch.zeros_like(own))
 
 
+class DeadLatents:
+    """The latents that are dead at one moment of a run.
+
+    On a GPU their number is sent to the host at once and read when it is asked for, so that asking
+    waits for what was queued before this moment only, and the device has work meanwhile.
+
+    Args:
+        dead: Which are, bool [latents].
+
+    Attributes:
+        count: How many are, float64 scalar on the device.
+    """
+
+    def __init__(self, dead: Tensor) -> None:
+        self.count = dead.sum(dtype=torch.float64)
+        self._dead = dead
+        self._numbers: Tensor | None = None
+        self._sent: tuple[Tensor, torch.cuda.Event] | None = None
+        if dead.is_cuda:
+            arrives = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._sent = self.count.to("cpu", non_blocking=True), arrives
+            arrives.record()
+
+    def numbers(self) -> Tensor:
+        """Their numbers, int64, ascending."""
+        if self._numbers is None:
+            self._numbers = self._find().view(-1)
+        return self._numbers
+
+    def _find(self) -> Tensor:
+        if self._sent is None:
+            return self._dead.nonzero()
+        count, arrives = self._sent
+        arrives.synchronize()
+        return torch.nonzero_static(self._dead, size=int(count))
+
+
 @dataclass
 class LatentActivity:
     """How long each latent has been silent, in samples of the global batch.
@@ -58,10 +95,15 @@ class LatentActivity:
     Attributes:
         silent_for: Samples since each latent last fired, int64 [latents].
         dead_after: Samples of silence after which a latent is dead.
+        dead: The latents that are dead now.
     """
 
     silent_for: Tensor
     dead_after: int
+    dead: DeadLatents = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._find_dead()
 
     @classmethod
     def start(cls, latents: int, dead_after: int, device: torch.device) -> LatentActivity:
@@ -71,12 +113,13 @@ class LatentActivity:
     def update(self, fired: Tensor, count: int) -> None:
         """Take in a step of `count` samples, given how often each latent fired in it."""
         self.silent_for += count
-        self.silent_for[fired > 0] = 0
+        self.silent_for.masked_fill_(fired > 0, 0)
+        self._find_dead()
 
     def revive(self, rows: Tensor) -> None:
         """Count some latents as having just fired."""
         self.silent_for[rows] = 0
+        self._find_dead()
 
-    def dead(self) -> Tensor:
-        """Numbers of the dead latents, int64, ascending."""
-        return (self.silent_for >= self.dead_after).nonzero().view(-1)
+    def _find_dead(self) -> None:
+        self.dead = DeadLatents(self.silent_for >= self.dead_after)

@@ -52,7 +52,6 @@ class SAETask(Task):
         self.open_data = open_data
         self.step = 0
         self.target_scale = 1.0
-        self.dead = torch.empty(0, dtype=torch.int64)
 
     def setup(self, setup: Setup) -> None:
         """Open the activations."""
@@ -111,7 +110,9 @@ class SAETask(Task):
         """Sum over the samples of the architecture's loss."""
         inputs, targets = batch if isinstance(batch, tuple | list) else (batch, None)
         sparsity = self.config.sparsity_coefficient(self.step)
-        output: SAEOutput = model(inputs, targets, dead=self.dead, sparsity=sparsity)
+        output: SAEOutput = model(
+            inputs, targets, dead=self.activity.dead.numbers, sparsity=sparsity
+        )
         sums = {"fired": output.fired}
         if self.config.architecture == "batchtopk":
             sums["smallest_kept"] = output.smallest_kept
@@ -145,17 +146,16 @@ class SAETask(Task):
         if isinstance(sae, BatchTopKSAE):
             sae.follow_threshold(sums["smallest_kept"])
         self.activity.update(sums["fired"], count)
-        self.dead = self.activity.dead()
         self.step += 1
-        if self._resampling_due() and len(self.dead):
+        if self._resampling_due() and len(self.activity.dead.numbers()):
             self._resample(sae, optimizer)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Held-out metrics, dead latents, and explained loss where the config asks for it."""
         sae = cast(SAE, model)
         metrics = evaluate_held_out(sae, self.rows, self.world, self.config.evaluation)
-        metrics["dead_latents"] = float(len(self.dead))
-        metrics["dead_fraction"] = len(self.dead) / sae.latents
+        metrics["dead_latents"] = float(self.activity.dead.count)
+        metrics["dead_fraction"] = metrics["dead_latents"] / sae.latents
         if self.config.explained_loss is not None:
             metrics.update(self._language_model_loss.measure(sae))
         return metrics
@@ -193,18 +193,15 @@ class SAETask(Task):
     def _take_activity(self, silent_for: Tensor) -> None:
         on_device = silent_for.to(self.world.device, copy=True)
         self.activity = LatentActivity(on_device, self.config.dead_after_samples)
-        self.dead = self.activity.dead()
 
     def _metric_sums(self, output: SAEOutput, targets: Tensor) -> dict[str, Tensor]:
         dtype = output.loss.dtype
         distance = targets.to(dtype) * self.target_scale - self.mean.to(dtype)
-        error = output.squared_error.sum(dtype=torch.float64)
-        dead_fraction = len(self.dead) / len(output.fired)
         sums = {
-            "squared_error": error,
-            "variance": distance.square().sum(dtype=torch.float64),
+            "squared_error": output.squared_error.sum(dtype=torch.float64),
+            "variance": torch.linalg.vector_norm(distance, dtype=torch.float64).square(),
             "l0": output.active.sum(dtype=torch.float64),
-            "dead_fraction": error.new_tensor(dead_fraction * len(output.loss)),
+            "dead_fraction": self.activity.dead.count * (len(output.loss) / len(output.fired)),
         }
         if self.config.architecture in BY_COUNT:
             sums["auxiliary"] = output.auxiliary.sum(dtype=torch.float64)
@@ -222,6 +219,6 @@ class SAETask(Task):
         samples = self.config.resampling.samples
         resampler = Resampler(self.rows, self.world, self.seed, samples, self.granularity)
         sparsity = self.config.sparsity_coefficient(self.step)
-        resampler.resample(sae, optimizer, self.dead, self.step, sparsity)
-        self.activity.revive(self.dead)
-        self.dead = self.activity.dead()
+        dead = self.activity.dead.numbers()
+        resampler.resample(sae, optimizer, dead, self.step, sparsity)
+        self.activity.revive(dead)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drumline.distributed import set_rows
-from drumline.tasks.sae.model import SAE, SAEOutput, SAESize
+from drumline.tasks.sae.model import SAE, NumbersOf, SAEOutput, SAESize
 from drumline.tasks.sae.reconstruction import accumulate, auxk_errors, squared_errors
 from drumline.tasks.sae.sparse import Places, decode_at, values_at
 
@@ -39,7 +39,7 @@ class CountSAE(SAE):
         """Flat positions of the kept entries of [samples, latents], int64, ascending."""
 
     def losses(
-        self, centred: Tensor, wanted: Tensor, dead: Tensor | None, sparsity: float
+        self, centred: Tensor, wanted: Tensor, dead: NumbersOf | None, sparsity: float
     ) -> SAEOutput:
         """Squared error of every prefix, and AuxK's."""
         del sparsity
@@ -51,8 +51,13 @@ class CountSAE(SAE):
         parts = decode_at(values, self.W_dec, places, self.size.prefixes)
         nested = accumulate(parts, self.b_dec)
         errors = squared_errors(wanted, nested)
-        auxiliary = self._auxiliary(wanted - nested[-1], centred, dead)
-        loss = errors.sum(dim=0) + self.aux_coefficient * auxiliary
+        loss = errors.sum(dim=0)
+        auxiliary = torch.zeros_like(loss)
+        numbers = dead() if dead is not None and self.aux_k else None
+        if numbers is not None and len(numbers):
+            residual = wanted - nested[-1]
+            auxiliary = self._auxiliary(residual, centred, numbers)
+            loss = loss + self.aux_coefficient * auxiliary
         fires = (values.detach() > 0).to(torch.float64)
         return SAEOutput(
             loss=loss,
@@ -75,9 +80,7 @@ class CountSAE(SAE):
         set_rows(self.b_enc, rows, 0.0)
         return [self.b_enc]
 
-    def _auxiliary(self, residual: Tensor, centred: Tensor, dead: Tensor | None) -> Tensor:
-        if dead is None or not len(dead) or not self.aux_k:
-            return torch.zeros(len(residual), dtype=residual.dtype, device=residual.device)
+    def _auxiliary(self, residual: Tensor, centred: Tensor, dead: Tensor) -> Tensor:
         encoder = (self.W_enc, self.b_enc)
         return auxk_errors(residual, centred, encoder, self.W_dec, dead=dead, count=self.aux_k)
 
@@ -141,14 +144,13 @@ class BatchTopKSAE(CountSAE):
         smallest = positive.new_full((count,), torch.inf)
         smallest.scatter_reduce_(0, groups, positive, "amin")
         found = smallest.isfinite()
-        return torch.stack([smallest[found].sum(), found.sum().double()])
+        return torch.stack([smallest.where(found, 0.0).sum(), found.sum().double()])
 
     @torch.no_grad()
     def follow_threshold(self, smallest_kept: Tensor) -> None:
         """Move the threshold towards a step's mean, given `smallest_kept` over all ranks."""
-        total, groups = smallest_kept.tolist()
-        if groups == 0:
-            return
-        mean, before = total / groups, float(self.threshold)
-        rate = THRESHOLD_RATE if before > 0 else 1.0
-        self.threshold.fill_(before + rate * (mean - before))
+        total, groups = smallest_kept.unbind()
+        before = self.threshold.double()
+        mean = torch.where(groups > 0, total / groups, before)
+        rate = torch.full_like(before, THRESHOLD_RATE).where(before > 0, 1.0)
+        self.threshold.copy_(before + rate * (mean - before))

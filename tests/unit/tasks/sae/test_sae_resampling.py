@@ -133,7 +133,7 @@ def test_task_resamples_when_due_and_counts_the_latents_as_alive():
         task.after_step(sae, optimizer, {"fired": fired}, 8)
         changed = (sae.W_enc != before).any(dim=1).nonzero().view(-1)
         assert changed.tolist() == ([] if step == 1 else DEAD.tolist())
-        assert task.dead.tolist() == (DEAD.tolist() if step == 4 else [])
+        assert task.activity.dead.numbers().tolist() == (DEAD.tolist() if step == 4 else [])
         if step == 2:
             resampled = sae.W_enc.detach().clone()
     assert torch.equal(sae.W_enc, resampled)

@@ -45,10 +45,10 @@ def test_input_scale_brings_the_mean_norm_to_the_root_of_the_width():
 def test_a_latent_is_dead_once_it_was_silent_for_enough_samples():
     activity = LatentActivity.start(3, 10, CPU)
     activity.update(torch.tensor([1.0, 0.0, 0.0]), 6)
-    assert activity.dead().tolist() == []
+    assert activity.dead.numbers().tolist() == []
     activity.update(torch.tensor([0.0, 0.0, 2.0]), 4)
-    assert activity.dead().tolist() == [1]  # 0 has been silent for 4, 1 for 10, 2 for 0
+    assert activity.dead.numbers().tolist() == [1]  # 0 has been silent for 4, 1 for 10, 2 for 0
     activity.update(torch.tensor([0.0, 0.0, 0.0]), 6)
-    assert activity.dead().tolist() == [0, 1]
+    assert activity.dead.numbers().tolist() == [0, 1]
     activity.revive(torch.tensor([1]))
-    assert activity.dead().tolist() == [0]
+    assert activity.dead.numbers().tolist() == [0]

@@ -158,7 +158,7 @@ def test_state_goes_through_a_checkpoint():
     other = make_task(rows, **keys)
     other.build_model()
     other.load_state_dict(task.state_dict())
-    assert other.dead.tolist() == [4]
+    assert other.activity.dead.numbers().tolist() == [4]
     assert other.step == 1
     first, second = (t.loss(sae, rows) for t in (task, other))
     assert first.loss_sum.item() == second.loss_sum.item()
