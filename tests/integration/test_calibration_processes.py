@@ -41,7 +41,7 @@ def test_steps_and_links_are_timed_on_real_processes(tmp_path: Path) -> None:
         assert point.remaining_s == (0.0,)  # all four gradients travel together
     assert timed.steps == 2 * 15  # 900 rows to train on, in steps of 64 with a short one at the end
     assert timed.exchange.total_bytes == 4 * PARAMETERS
-    assert timed.exchange.blocking_bytes[0] == 4
+    assert timed.exchange.blocking_bytes[0] == 8 * (2 + 64)
     assert [entry.world_size for entry in speed.profile.all_reduce] == [2]  # two cores: no 4
     assert speed.controls[2].every_steps == given.logging.every_steps
     assert timed.beside[2].alone.samples == timed.beside[2].beside.samples == 32

@@ -30,6 +30,7 @@ from drumline.training.batches import narrow, to_device
 from drumline.training.precision import Arithmetic
 from drumline.training.session import Session, open_session, run_length
 from drumline.training.source import MapSource
+from drumline.training.step import blocking_bytes
 
 RESULT = "calibration.json"
 _REPEATS = 7
@@ -170,10 +171,9 @@ def _exchange(session: Session, order: Sequence[Sequence[int]]) -> Exchange:
     arithmetic = Arithmetic(session.config.precision, session.world.device)
     with torch.no_grad(), arithmetic.autocast():
         losses = session.task.loss(session.model, micro)
-    sums = [value.numel() * value.element_size() for value in losses.step_sums.values()]
     return Exchange(
         tuple(sum(sizes[place] for place in parcel) for parcel in order),
-        (torch.int32.itemsize, *sums),
+        blocking_bytes(losses),
         int(session.config.distributed.bucket_cap_mb * 2**20),
         unit_bytes(session.model, session.task),
     )

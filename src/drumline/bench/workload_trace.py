@@ -49,6 +49,7 @@ from drumline.training.optimizer import build_optimizer
 from drumline.training.precision import Arithmetic
 from drumline.training.session import run_length
 from drumline.training.source import Cursor, ShareOfStep, Source
+from drumline.training.step import blocking_bytes
 from drumline.training.task import Losses, Setup, Task
 
 TRACED_SAMPLES = 32
@@ -203,10 +204,9 @@ def _exchange(
     """Gradients as they travel, in the order in which a backward usually finishes them: the last
     layer first.
     """
-    sums = [value.numel() * value.element_size() for value in losses.step_sums.values()]
     return Exchange(
         tuple(map(_trained, parcels_of(parameters))),
-        (torch.int32.itemsize, *sums),
+        blocking_bytes(losses),
         int(config.distributed.bucket_cap_mb * 2**20),
         units,
     )

@@ -21,8 +21,8 @@ class Exchange:
     Attributes:
         gradient_bytes: Size of each gradient that is summed, or of several small ones that travel
             together, in the order in which the backward finishes them.
-        blocking_bytes: Size of each small sum that a step waits for: whether the gradient is
-            finite, and what the task must know globally.
+        blocking_bytes: Size of each small sum that a step waits for: the loss, the norm and what
+            the task must know globally.
         bucket_bytes: Bound on DDP's buckets.
         unit_bytes: Size of the trained weights of each unit that a sharded mode gathers, in the
             order of the forward; last what is in no unit.

@@ -219,7 +219,8 @@ class StandardStep(Step):
             torch._foreach_mul_(gradients, 1.0 / self.scaler.scale)
         self.task.after_gradients(self.model)
         norm = self.strategy.gradient_norm()
-        loss, global_norm, finite = self._agree(batch, sums["metric"], norm)
+        facts, step_sums = self._summed(self._facts(sums["metric"], norm), sums["step"], batch)
+        loss, global_norm, finite = self._agree(batch, facts)
         self.scaler.update(finite)
         if not finite:
             reason = self._first_bad_parameter(loss)
@@ -231,31 +232,51 @@ class StandardStep(Step):
         if bound < math.inf:
             self.strategy.clip(bound, norm)
         self.optimizer.step()
-        step_sums = self._reduced(sums["step"], batch)
         self.task.after_step(self.model, self.optimizer, step_sums, batch.global_count)
         return StepOutcome(True, sums["metric"], norm, loss=loss)
 
-    def _agree(
-        self, batch: StepBatch, sums: Mapping[str, Tensor], norm: Tensor
-    ) -> tuple[float, float, bool]:
-        """Global mean loss, gradient norm, and whether all was finite, in one reduction."""
+    def _facts(self, sums: Mapping[str, Tensor], norm: Tensor) -> Tensor:
+        """This rank's sum of losses and its norm, float64 [2]."""
         norm = norm.to(self.world.device, torch.float64)
-        loss_sum = sums["loss"] if "loss" in sums else torch.zeros_like(norm)
-        loss, norms = self.world.all_reduce(torch.stack([loss_sum, norm])).tolist()
-        # One rank's NaN or infinity is still one in the sum, so all ranks see it.
+        return torch.stack([sums["loss"] if "loss" in sums else torch.zeros_like(norm), norm])
+
+    def _summed(
+        self, facts: Tensor, local: dict[str, Tensor], batch: StepBatch
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Facts and step sums over all ranks; what is of one type in one collective.
+
+        The sums are copies: what a task sums may be one of its metrics, too, and those are this
+        rank's own.
+        """
+        local = self._known_everywhere(local, batch)
+        alike = [name for name in sorted(local) if local[name].dtype is facts.dtype]
+        together = torch.cat([facts, *(local[name].reshape(-1) for name in alike)])
+        self.world.all_reduce(together)
+        sizes = [len(facts), *(local[name].numel() for name in alike)]
+        agreed, *parts = torch.split(together, sizes)
+        found = {name: part.view_as(local[name]) for name, part in zip(alike, parts, strict=True)}
+        for name in sorted(local.keys() - found.keys()):
+            found[name] = self.world.all_reduce(local[name].clone())
+        return agreed, found
+
+    def _agree(self, batch: StepBatch, facts: Tensor) -> tuple[float, float, bool]:
+        """Global mean loss, gradient norm, and whether all was finite: one rank's NaN or infinity
+        is still one in a sum.
+        """
+        loss, norms = facts.tolist()
         finite = math.isfinite(loss) and math.isfinite(norms)
         return loss / batch.global_count, norms / self.world.data_size, finite
 
-    def _reduced(self, local: dict[str, Tensor], batch: StepBatch) -> dict[str, Tensor]:
-        if 0 in batch.counts:  # a rank without samples does not know what the others sum
-            specs = self.world.control.gather({k: (v.shape, v.dtype) for k, v in local.items()})
-            known = next(spec for spec in specs if spec or not any(specs))
-            local = local or {
-                name: torch.zeros(shape, dtype=dtype, device=self.world.device)
-                for name, (shape, dtype) in known.items()
-            }
-        # A copy: what a task sums may be one of its metrics, too, and those are this rank's own.
-        return {name: self.world.all_reduce(local[name].clone()) for name in sorted(local)}
+    def _known_everywhere(self, local: dict[str, Tensor], batch: StepBatch) -> dict[str, Tensor]:
+        """Step sums with their shapes on a rank without samples, too, which has none."""
+        if 0 not in batch.counts:
+            return local
+        specs = self.world.control.gather({k: (v.shape, v.dtype) for k, v in local.items()})
+        known = next(spec for spec in specs if spec or not any(specs))
+        return local or {
+            name: torch.zeros(shape, dtype=dtype, device=self.world.device)
+            for name, (shape, dtype) in known.items()
+        }
 
     def _first_bad_parameter(self, loss: float) -> str:
         name = self.strategy.first_bad_gradient()
@@ -309,6 +330,19 @@ def is_out_of_memory(error: BaseException) -> bool:
 def metric_sums(losses: Losses) -> dict[str, Tensor]:
     """What is shown of a micro-batch, with its loss, which ranks agree on in float64."""
     return {"loss": losses.loss_sum.detach().to(torch.float64), **losses.metric_sums}
+
+
+def blocking_bytes(losses: Losses) -> tuple[int, ...]:
+    """Bytes of the collectives that a step makes besides those of its gradients: facts and the
+    step sums of their type in one, each other in one of its own.
+    """
+    together, apart = 2 * torch.float64.itemsize, []
+    for value in losses.step_sums.values():
+        if value.dtype is torch.float64:
+            together += value.nbytes
+        else:
+            apart.append(value.nbytes)
+    return together, *apart
 
 
 def add_sums(total: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:

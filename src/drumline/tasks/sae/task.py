@@ -193,6 +193,7 @@ class SAETask(Task):
     def _take_activity(self, silent_for: Tensor) -> None:
         on_device = silent_for.to(self.world.device, copy=True)
         self.activity = LatentActivity(on_device, self.config.dead_after_samples)
+        self.activity.dead.numbers()  # now: a loss may be traced where values cannot be asked for
 
     def _metric_sums(self, output: SAEOutput, targets: Tensor) -> dict[str, Tensor]:
         dtype = output.loss.dtype
