@@ -2,8 +2,8 @@
 
 Calibrates a config as `drumline estimate --calibrate` does, then trains it with `drumline train`
 on each number of devices, and prints both as a table and as CSV, with the parts that a step is made
-of. Without `--config` it takes two TopK SAEs on random activations, sized for the devices that are
-there: one that is short of data and one that is short of compute.
+of. Without `--config` it takes TopK SAEs on random activations, sized for the devices that are
+there: one that is short of data, one that is short of compute, and on GPUs a large one.
 
     python benchmarks/estimate_vs_measured.py                          the GPUs that are there
     python benchmarks/estimate_vs_measured.py --gpus cpu:1,cpu:2       processes on the CPU
@@ -31,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -70,9 +71,10 @@ SAES: dict[str, dict[str, dict[str, Any]]] = {
     "gpu": {
         "sae-data": {"width": 1024, "rows": 100_000, "latents": 16_384, "batch": 8192},
         "sae-compute": {"width": 2304, "rows": 30_000, "latents": 32_768, "batch": 4096},
+        "sae-large": {"width": 2304, "rows": 30_000, "latents": 65_536, "batch": 8192},
     },
 }
-PRECISION = {"cpu": "fp32", "sae-data": "tf32", "sae-compute": "bf16"}
+PRECISION = {"cpu": "fp32", "sae-data": "tf32", "sae-compute": "bf16", "sae-large": "bf16"}
 
 
 @dataclass(frozen=True)
@@ -93,13 +95,13 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="estimate-vs-measured-") as name:
         machine, folder = visible_machine(), Path(name)
-        for case in _cases(options, machine, folder):
+        for case in cases(options, machine, folder):
             for again in range(options.repeat):
                 speed = calibrate(case.config, case.counts, machine, budget_s=options.budget)
                 _say(began, f"{case.name}: calibrated")
                 for count in case.counts:
                     run = folder / f"{case.name}-{count}-{again}"
-                    measured = _measure(case, count, options.steps, run)
+                    measured = measure(case, count, options.steps, run)
                     rows.append(_row(case, count, speed, measured, options.explain))
                     _say(began, f"{case.name}: trained on {count}")
                     if options.out:
@@ -108,10 +110,10 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_KeepLines)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=KeepLines)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--config", type=Path)
-    parser.add_argument("--only", choices=list(SAES["gpu"]), help="one of the two SAEs")
+    parser.add_argument("--only", help="some of the SAEs: sae-data,sae-large")
     parser.add_argument("--gpus", help="1,2,4 or cpu:1,cpu:2; by default what is there")
     parser.add_argument("--steps", type=int, default=200, help="steps of each training")
     parser.add_argument("--budget", type=float, default=0.6, help="seconds for each timed share")
@@ -121,11 +123,11 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class _KeepLines(argparse.RawDescriptionHelpFormatter):
+class KeepLines(argparse.RawDescriptionHelpFormatter):
     """Help with the line breaks of the module's text."""
 
 
-def _cases(options: argparse.Namespace, machine: Machine, folder: Path) -> list[Case]:
+def cases(options: argparse.Namespace, machine: Machine, folder: Path) -> list[Case]:
     counts, on_cpu = _counts(options.gpus, machine)
     given = [*options.overrides, f"logging.every_steps={EVERY}"]
     given += ["epochs=null", "epoch_end=wrap", f"steps={options.steps}"]
@@ -133,8 +135,13 @@ def _cases(options: argparse.Namespace, machine: Machine, folder: Path) -> list[
     if options.config:
         paths = {options.config.stem: options.config}
     else:
-        names = [options.only] if options.only else list(SAES["gpu"])
-        paths = {name: _sae(folder, name, "cpu" if on_cpu else "gpu") for name in names}
+        kind = "cpu" if on_cpu else "gpu"
+        names = options.only.split(",") if options.only else list(SAES[kind])
+        if unknown := set(names) - set(SAES[kind]):
+            sys.exit(
+                f"There is no {', '.join(sorted(unknown))}: --only takes {', '.join(SAES[kind])}."
+            )
+        paths = {name: _sae(folder, name, kind) for name in names}
     return [
         Case(name, path, given, counts, on_cpu, load_config(path, given))
         for name, path in paths.items()
@@ -177,14 +184,16 @@ def _sae(folder: Path, name: str, kind: str) -> Path:
     return path
 
 
-def _measure(case: Case, count: int, steps: int, run: Path) -> float:
+def measure(
+    case: Case, count: int, steps: int, run: Path, environment: Mapping[str, str] | None = None
+) -> float:
     """Seconds a step of a real training."""
     devices = f"cpu:{count}" if case.on_cpu else str(count)
     overrides = [*case.given, f"devices={json.dumps(devices)}", f"steps={steps}"]
     overrides += ["evaluation.at_end=false", "checkpoint.at_end=false"]
     command = [sys.executable, "-m", "drumline", "train", str(case.path), *overrides]
     command += ["--run-dir", str(run), "--json"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
     events = [event for event in read_events(run / "events.jsonl") if event["kind"] == "step"]
     kept = [event for event in events if event["step"] >= WARM_UP_STEPS]
     intervals = [
