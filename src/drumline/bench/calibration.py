@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +21,9 @@ from typing import Any, Literal
 
 from drumline.bench import timed_steps
 from drumline.config import Mode, RunConfig
-from drumline.errors import BadInput, LaunchError
+from drumline.errors import BadInput, DeviceError, LaunchError
 from drumline.hardware import Machine
+from drumline.hardware.device_locks import DeviceLocked, DeviceLocks, lock_folder
 from drumline.launch import LaunchRequest, launch
 from drumline.planning.calibrated_speed import CalibratedSpeed
 from drumline.planning.cost_model import predict
@@ -40,11 +42,12 @@ BUDGET_S = 1.0
 
 @dataclass(frozen=True)
 class Ground:
-    """What a calibration runs on."""
+    """What a calibration runs on. `locks` are those of its devices, which its ranks hold, too."""
 
     config: RunConfig
     devices: tuple[PlannedDevice, ...]
     budget_s: float
+    locks: tuple[Path, ...] = ()
 
     @property
     def on_cpu(self) -> bool:
@@ -73,18 +76,19 @@ def calibrate(
 
     Raises:
         BadInput: If the config names no task, or cannot be shared by so many devices.
-        DeviceError: If there is no free device, or one that is named is held.
+        DeviceError: If there is no free device, or one that is named is held, or taken meanwhile.
         LaunchError: If the steps failed.
     """
     if config.task is None:
         raise BadInput("The config names no task.", remedy="Set task.name.")
     config.task.check()
     devices = _devices(config, machine, occupied, max(counts))
-    ground = Ground(config, devices, budget_s)
     shares = {count: max(_equal(config, count)) for count in sorted({1, *counts})}
-    alone = _alone(ground, shares)
     several = [count for count in shares if 1 < count <= len(devices)]
-    together = _together(ground, several, shares, alone["exchange"]) if several else {}
+    with _claimed(devices) as locks:
+        ground = Ground(config, devices, budget_s, locks)
+        alone = _alone(ground, shares)
+        together = _together(ground, several, shares, alone["exchange"]) if several else {}
     timed = {**alone, "kind": devices[0].kind, "beside": {}, **_kept(together)}
     calibration = Calibration.from_dict(timed)
     company = company_of(calibration.beside, tuple(shares), shared_cores=ground.on_cpu)
@@ -176,6 +180,25 @@ def _devices(
     return tuple(found[:most])
 
 
+@contextmanager
+def _claimed(devices: Sequence[PlannedDevice]) -> Iterator[tuple[Path, ...]]:
+    """Hold the devices, so that nobody trains beside what is timed; gives their lock files."""
+    uuids = [device.uuid for device in devices if device.uuid]
+    if not uuids:
+        yield ()
+        return
+    try:
+        locks = DeviceLocks(lock_folder(), uuids)
+    except DeviceLocked as taken:
+        raise DeviceError(
+            f"A device that was free is taken now: {taken}.",
+            remedy="Others are taking devices at this moment: try again.",
+        ) from None
+    with locks:
+        locks.tell()
+        yield tuple(locks.paths)
+
+
 def _alone(ground: Ground, shares: dict[int, int]) -> dict[str, Any]:
     """Steps on one device: the whole batch in mode none, each share under DDP."""
     series = [
@@ -226,7 +249,7 @@ def _call(ground: Ground, size: int, function: str, payload: dict[str, Any]) -> 
         arguments = (f"{timed_steps.__name__}:{function}", json.dumps(payload))
         lines: list[str] = []
         ended = launch(
-            LaunchRequest(run, plan, "call", arguments, spread_once),
+            LaunchRequest(run, plan, "call", arguments, spread_once, locks=ground.locks),
             lambda _, line: lines.append(line),
         )
         result = run.path / timed_steps.RESULT

@@ -132,9 +132,10 @@ class DeviceLocks:
             self.release()
             raise
 
-    def tell(self, run_directory: Path) -> None:
-        """Say to others who holds the devices, and for what."""
-        told = {"pid": os.getpid(), "owner": _user(), "run_directory": str(run_directory)}
+    def tell(self, run_directory: Path | None = None) -> None:
+        """Say to others who holds the devices, and for what run."""
+        where = None if run_directory is None else str(run_directory)
+        told = {"pid": os.getpid(), "owner": _user(), "run_directory": where}
         text = json.dumps(told).encode()
         for descriptor in self._descriptors[1:]:
             with suppress(OSError):  # a full disk; the lock holds all the same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 from planning.speed_by_hand import MB, link, profile
 
+from drumline.bench import calibration
 from drumline.bench.calibration import calibrate, links_of, with_stand_ins
 from drumline.bench.step_timing import steady
 from drumline.config import parse_config
 from drumline.errors import BadInput, DeviceError
 from drumline.hardware import Device, Host, Machine
+from drumline.hardware.device_locks import DeviceLocks, holders, lock_folder
+from drumline.launch import LaunchRequest
 from drumline.planning.cost_model import all_reduce_s
 
 GRADIENTS = (30 * MB, 10 * MB)
@@ -84,3 +88,32 @@ def test_only_devices_that_nobody_holds_are_timed(tmp_path: Path) -> None:
 def test_a_config_without_a_task_cannot_be_timed() -> None:
     with pytest.raises(BadInput, match="names no task"):
         calibrate(parse_config({"steps": 1}), [1], Machine(Host("here")))
+
+
+class Launched(Exception):
+    """Thrown where ranks would be started."""
+
+
+def test_devices_are_held_while_they_are_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRUMLINE_LOCK_FOLDER", str(tmp_path / "locks"))
+    np.save(tmp_path / "rows.npy", np.zeros((40, 8), dtype=np.float32))
+    task = {"name": "sae", "activations": str(tmp_path / "rows.npy")}
+    config = parse_config({"steps": 1, "global_batch": 8, "task": task})
+    there = Machine(Host("here"), (Device("GPU-7", 0, "cuda", name="Abacus"),))
+
+    def refuse(request: LaunchRequest, _: object) -> None:
+        (holder,) = holders(lock_folder(), ["GPU-7"]).values()
+        assert holder.pid == os.getpid()
+        assert [path.name for path in request.locks] == ["GPU-7.lock"]  # ranks hold it, too
+        raise Launched
+
+    monkeypatch.setattr(calibration, "launch", refuse)
+    with pytest.raises(Launched):
+        calibrate(config, [1], there)
+    assert not holders(lock_folder(), ["GPU-7"])
+    with DeviceLocks(lock_folder(), ["GPU-7"]) as other:
+        other.tell(Path("/runs/x"))
+        with pytest.raises(DeviceError, match=rf"GPU-7 is held by process {os.getpid()} .*/runs/x"):
+            calibrate(config, [1], there)
