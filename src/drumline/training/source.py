@@ -238,7 +238,7 @@ class MapSource(Source):
         """Sample numbers at the positions of some spans, one after the other."""
         found = []
         for epoch, same in groupby(spans, key=lambda span: span.epoch):
-            ranges = [np.arange(span.start, span.stop, dtype=np.uint64) for span in same]
+            ranges = [np.arange(span.start, span.stop, dtype=np.int64) for span in same]
             found.append(self.order.at(epoch, np.concatenate(ranges)))
         return np.concatenate(found)
 

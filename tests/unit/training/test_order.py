@@ -42,6 +42,27 @@ def test_any_slice_agrees_with_position_by_position(
     assert all(0 <= sample < size for sample in single)
 
 
+@pytest.mark.parametrize("size", [5_000, 100_000, 4 * 10**9])
+def test_the_order_is_the_same_where_few_are_asked_for_and_nothing_is_kept(size: int) -> None:
+    many, starts = 10_000, (0, size // 2)
+    for epoch, start in itertools.product((0, 3), starts):
+        order = SampleOrder(size, seed=9)
+        whole = order.samples(epoch, start, min(size, start + many))
+        for at in range(0, len(whole), 517):
+            alone = SampleOrder(size, seed=9).samples(epoch, start + at, start + at + 1)
+            assert whole[at] == alone[0]
+
+
+def test_an_order_keeps_little_of_many_epochs() -> None:
+    order = SampleOrder(2**32, seed=1)
+    tracemalloc.start()
+    for epoch in range(20):
+        order.samples(epoch, 0, 10_000)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 2 * 6 * 8 * 2**16 + 2**20  # six tables of 65,536 for each of two epochs
+
+
 def test_epochs_and_seeds_differ() -> None:
     size = 1000
     orders = [
