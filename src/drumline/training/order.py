@@ -7,7 +7,7 @@ rank can ask for any slice of any epoch at once, and a set of a billion rows nee
 billion numbers. It is a shuffle, not a cipher.
 
 A round mixes half of a number's bits, which take few values: where many positions are asked for,
-each round is a table, made once an epoch. That takes an eighth of the time and a quarter of the
+each round is a table, made once an epoch. That takes a third of the time and a quarter of the
 calls, after each of which a thread that reads ahead waits for the interpreter, and a step for it.
 """
 
