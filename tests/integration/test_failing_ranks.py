@@ -70,3 +70,17 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on(tmp_path: Path, sae_runs: S
     ended = [e for e in hung.events("attempt_ended") if e["attempt"] == attempt]
     assert ended[0]["action"] == "restart with twice the timeout"
     assert_same_bits(hung.weights, sae_runs.get("cpu:3").weights)
+
+
+def test_a_crash_tells_where_it_was(tmp_path: Path) -> None:
+    program = tmp_path / "crash.py"
+    program.write_text(
+        "import ctypes\n\ndef read_nothing():\n    ctypes.string_at(0)\n\nread_nothing()\n"
+    )
+    command = ("-m", "drumline", "run", "--gpus", "cpu:1", "--run-dir", "run", program)
+    crashed = run_to_end(command, tmp_path)
+    assert crashed.code != 0
+    assert "killed by SIGSEGV" in crashed.events("attempt_ended")[0]["message"]
+    told = (crashed.run / "logs" / "rank-0.log").read_text()
+    assert "Fatal Python error: Segmentation fault" in told
+    assert 'crash.py", line 4 in read_nothing' in told

@@ -8,6 +8,7 @@ launcher to decide on.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import runpy
@@ -39,6 +40,7 @@ def main(arguments: list[str]) -> int:
         _redirect_output(run.rank_log(environment.rank))
     except FileNotFoundError:  # the launcher has ended and tidied up
         return EXIT_FAILED
+    faulthandler.enable()  # a crash tells where it was
     events = EventLog(run.events_path, attempt=environment.attempt, rank=environment.rank)
     events.emit("rank_started", pid=os.getpid())
     try:

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-NumbersOf = Callable[[], Tensor]
-"""Numbers of some latents, int64, asked for as late as can be: the answer may take its time."""
+Numbers = Tensor | Callable[[], Tensor]
+"""Numbers of some latents, int64; or what tells them, asked as late as can be: it may take long."""
 
 
 class SAEOutput(NamedTuple):
@@ -94,7 +94,7 @@ class SAE(nn.Module, ABC):
         inputs: Tensor,
         targets: Tensor | None = None,
         *,
-        dead: NumbersOf | None = None,
+        dead: Numbers | None = None,
         sparsity: float = 0.0,
     ) -> SAEOutput:
         """The loss of each sample and its parts.
@@ -111,7 +111,7 @@ class SAE(nn.Module, ABC):
 
     @abstractmethod
     def losses(
-        self, centred: Tensor, wanted: Tensor, dead: NumbersOf | None, sparsity: float
+        self, centred: Tensor, wanted: Tensor, dead: Numbers | None, sparsity: float
     ) -> SAEOutput:
         """As `forward`, from what the encoder sees and the scaled targets."""
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from drumline.distributed import set_rows
-from drumline.tasks.sae.model import SAE, NumbersOf, SAEOutput, SAESize, counts_of_fired
+from drumline.tasks.sae.model import SAE, Numbers, SAEOutput, SAESize, counts_of_fired
 from drumline.tasks.sae.reconstruction import decode_nested, squared_errors
 
 
@@ -23,7 +23,7 @@ class PenalisedSAE(SAE):
         """Latents [samples, F], cost [samples], and what the auxiliary error decodes, if any."""
 
     def losses(
-        self, centred: Tensor, wanted: Tensor, dead: NumbersOf | None, sparsity: float
+        self, centred: Tensor, wanted: Tensor, dead: Numbers | None, sparsity: float
     ) -> SAEOutput:
         """Squared error of every prefix, the cost of active latents, and the auxiliary error."""
         del dead

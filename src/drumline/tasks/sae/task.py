@@ -110,8 +110,9 @@ class SAETask(Task):
         """Sum over the samples of the architecture's loss."""
         inputs, targets = batch if isinstance(batch, tuple | list) else (batch, None)
         sparsity = self.config.sparsity_coefficient(self.step)
+        dead = self.activity.dead.numbers
         output: SAEOutput = model(
-            inputs, targets, dead=self.activity.dead.numbers, sparsity=sparsity
+            inputs, targets, dead=dead() if _is_compiled(model) else dead, sparsity=sparsity
         )
         sums = {"fired": output.fired}
         if self.config.architecture == "batchtopk":
@@ -223,3 +224,8 @@ class SAETask(Task):
         dead = self.activity.dead.numbers()
         resampler.resample(sae, optimizer, dead, self.step, sparsity)
         self.activity.revive(dead)
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    """Whether a question to the device within the model would break a compiled graph."""
+    return any(module._compiled_call_impl is not None for module in model.modules())

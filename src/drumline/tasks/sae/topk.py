@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drumline.distributed import set_rows
-from drumline.tasks.sae.model import SAE, NumbersOf, SAEOutput, SAESize
+from drumline.tasks.sae.model import SAE, Numbers, SAEOutput, SAESize
 from drumline.tasks.sae.reconstruction import accumulate, auxk_errors, squared_errors
 from drumline.tasks.sae.sparse import Places, decode_at, values_at
 
@@ -39,7 +39,7 @@ class CountSAE(SAE):
         """Flat positions of the kept entries of [samples, latents], int64, ascending."""
 
     def losses(
-        self, centred: Tensor, wanted: Tensor, dead: NumbersOf | None, sparsity: float
+        self, centred: Tensor, wanted: Tensor, dead: Numbers | None, sparsity: float
     ) -> SAEOutput:
         """Squared error of every prefix, and AuxK's."""
         del sparsity
@@ -53,11 +53,11 @@ class CountSAE(SAE):
         errors = squared_errors(wanted, nested)
         loss = errors.sum(dim=0)
         auxiliary = torch.zeros_like(loss)
-        numbers = dead() if dead is not None and self.aux_k else None
-        if numbers is not None and len(numbers):
-            residual = wanted - nested[-1]
-            auxiliary = self._auxiliary(residual, centred, numbers)
-            loss = loss + self.aux_coefficient * auxiliary
+        if dead is not None and self.aux_k:
+            numbers = dead() if callable(dead) else dead
+            if len(numbers):
+                auxiliary = self._auxiliary(wanted - nested[-1], centred, numbers)
+                loss = loss + self.aux_coefficient * auxiliary
         fires = (values.detach() > 0).to(torch.float64)
         return SAEOutput(
             loss=loss,
