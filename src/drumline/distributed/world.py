@@ -149,7 +149,7 @@ class World:
             tensor: Any shape, on this rank's device, the same shape and dtype on all ranks.
             op: "sum", "max" or "min".
         """
-        if self.data_size > 1:  # even alone a collective costs a fifth of a millisecond
+        if self.data_size > 1:  # a collective of one rank takes its time, too
             dist.all_reduce(tensor, getattr(dist.ReduceOp, op.upper()), group=self.data_group)
         return tensor
 

@@ -45,8 +45,8 @@ def uniform(*keys: Tensor | int, numbers: int | None = None) -> Tensor:
 def seed_generators(seed: int) -> None:
     """What `torch.manual_seed` does, for the devices that are in use.
 
-    That function also asks device types that are not there, which takes 0.5 to 0.9 ms a call: too
-    long for something done in every step.
+    That function also asks device types that are not there, and notes for each where it was called
+    from. On two cores that took 0.3 ms of a step of 1.1 ms.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
