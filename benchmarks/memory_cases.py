@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-DEAD = (5347 / 16384, 5524 / 16384, 5690 / 16384, 5893 / 16384, 5893 / 16384)
-"""Part of the latents that was dead after each step where that was measured; no trace knows it."""
+DEAD = (0.0, 5347 / 16384, 5524 / 16384, 5690 / 16384, 5893 / 16384)
+"""Part of the latents that was dead before each step where that was measured; no trace knows it."""
 
 
 @dataclass(frozen=True)
