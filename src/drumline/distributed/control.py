@@ -20,6 +20,9 @@ from drumline.errors import RankFailure
 
 T = TypeVar("T")
 ROLL_CALL_S = 5.0
+_APART = 2
+"""Calls that ranks may be apart when a collective breaks: who had its part of a sum has gone on, to
+the next vote and what follows it, where it too waits for the rank that is missing."""
 
 
 class Ballot(ABC):
@@ -168,7 +171,8 @@ class StoreControl(ControlPlane):
     def _roll_call(self) -> set[int]:
         present = {self.rank}
         try:
-            self._store.set(f"{self._calls}/{self.rank}", "here")
+            for call in range(self._calls - _APART, self._calls + _APART + 1):
+                self._store.set(f"{call}/{self.rank}", "here")
         except RuntimeError:
             return set(range(self.size))  # the store itself is gone: nobody can be named
         for rank in range(self.size):

@@ -169,9 +169,13 @@ class Traffic(RuleBasedStateMachine):
         attempt_id = self.marked[pick % len(self.marked)]
         training_id = self.column(attempts.c.training_id, attempts.c.id == attempt_id)
         asked = self.service.trainings.get(training_id).stop_request
+        ended = self.column(attempts.c.ended_ms, attempts.c.id == attempt_id)
+        before = self.service.state(training_id)
         for _ in range(1 + twice):
             state = self.service.leases.reclaim(attempt_id)
-            if state is not None:
+            if state is not None and ended is not None:
+                assert state is before  # only its devices were still held
+            elif state is not None:
                 self.stopped_as(asked, state)
                 self.note(training_id, state)
 
