@@ -105,7 +105,7 @@ def main() -> None:
                     rows.append(_row(case, count, speed, measured, options.explain))
                     _say(began, f"{case.name}: trained on {count}")
                     if options.out:
-                        _write(rows, options.out)
+                        write(rows, options.out)
             _print([row for row in rows if row["config"] == case.name])
 
 
@@ -250,7 +250,7 @@ def _error(predicted: float, measured: float) -> float:
 
 def _print(rows: list[dict[str, Any]]) -> None:
     """A line for each number of devices; medians, with the smallest and the largest error."""
-    print(f"{rows[0]['config']}: {rows[0]['device']}, global batch {rows[0]['global_batch']:,}")
+    print(title(rows[0]))
     print(
         "devices  predicted =   read | compute +   send +   rest   measured    error  (from, to)  "
         "of parts     read | compute + send   step"
@@ -272,6 +272,11 @@ def _print(rows: list[dict[str, Any]]) -> None:
         )
 
 
+def title(row: dict[str, Any]) -> str:
+    """What a table is about."""
+    return f"{row['config']}: {row['device']}, global batch {row['global_batch']:,}"
+
+
 def _median(rows: list[dict[str, Any]], key: str) -> float | None:
     known = [row[key] for row in rows if row[key] != ""]
     return statistics.median(known) if known else None
@@ -285,7 +290,8 @@ def _say(began: float, what: str) -> None:
     print(f"{time.perf_counter() - began:6.1f} s  {what}", file=sys.stderr, flush=True)
 
 
-def _write(rows: list[dict[str, Any]], path: Path) -> None:
+def write(rows: list[dict[str, Any]], path: Path) -> None:
+    """All rows as a CSV file, anew."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()

@@ -14,7 +14,6 @@ time of a whole training, all ranks and threads and their start together.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import os
 import resource
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from estimate_vs_measured import Case, KeepLines, cases, measure
+from estimate_vs_measured import Case, KeepLines, cases, measure, title, write
 
 from drumline.launch.preflight import visible_machine
 
@@ -44,7 +43,7 @@ def main() -> None:
                 timed = _timed(case, count, options.steps, run, checkout)
                 rows.append(_row(case, count, side, timed))
                 if options.out:
-                    _write(rows, options.out)
+                    write(rows, options.out)
             _print([row for row in rows if row["config"] == case.name])
 
 
@@ -94,7 +93,7 @@ def _row(case: Case, count: int, side: str, timed: tuple[float, float]) -> dict[
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    print(f"{rows[0]['config']}: {rows[0]['device']}, global batch {rows[0]['global_batch']:,}")
+    print(title(rows[0]))
     print("devices   before ms (from, to)        now ms (from, to)     faster   cpu s before   now")
     for count in sorted({row["devices"] for row in rows}):
         of = {
@@ -112,13 +111,6 @@ def _print(rows: list[dict[str, Any]]) -> None:
             f"{cpu['before']:12.1f} {cpu['now']:5.1f}",
             flush=True,
         )
-
-
-def _write(rows: list[dict[str, Any]], path: Path) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 if __name__ == "__main__":
