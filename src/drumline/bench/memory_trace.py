@@ -188,7 +188,8 @@ def _run(
         )
         for index, part in enumerate(selected):
             recorder.selected = part
-            with recorder.within("batch"):
+            delivered = recorder.recording("batches") if read is not None else nullcontext()
+            with recorder.within("batch"), delivered:  # copies are made in a stream of their own
                 batch = _next(batches, recorder)
             step.take(batch, index)
             del batch

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from drumline.distributed import Strategy, World
 from drumline.events import EventLog
 from drumline.planning.shares import cut_micro_batches
-from drumline.training.batches import narrow, to_device
+from drumline.training.batches import narrow
+from drumline.training.delivery import Delivery
 from drumline.training.lockstep import Company
 from drumline.training.noise import seed_generators
 from drumline.training.order import mix
@@ -128,6 +129,7 @@ class StandardStep(Step):
         self._company: Company | None = None
         if self._lockstep or self._unprimed:
             self._company = Company(parts.world, parts.task.granularity)
+        self._delivery = Delivery(parts.world.device)
         self._watch = Stopwatch(parts.world.device)
         self.stopwatch = None if self._lockstep else self._watch
 
@@ -140,7 +142,7 @@ class StandardStep(Step):
         if self._watch.armed:
             self.world.barrier("timed step")  # a forward that sends buffers waits for rank 0
             self._watch.start()
-        data = to_device(batch.data, self.world.device)
+        data = self._delivery.bring(batch.data)
         if self._company is not None:
             self._company.follow(batch, data)
         if self._unprimed:
@@ -153,6 +155,7 @@ class StandardStep(Step):
             self._halve(index)
             self._watch.cancel()
             sums = self._accumulate(data, batch, index, careful)
+        self._delivery.read()
         self._careful_left = max(0, self._careful_left - 1)
         return self._update(batch, sums)
 
