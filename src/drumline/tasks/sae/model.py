@@ -19,6 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drumline.distributed import local
+from drumline.tasks.sae.kernels import drop_parallel, normalise_rows
+
 Numbers = Tensor | Callable[[], Tensor]
 """Numbers of some latents, int64; or what tells them, asked as late as can be: it may take long."""
 
@@ -175,7 +178,7 @@ class SAE(nn.Module, ABC):
     @torch.no_grad()
     def normalise_decoder(self) -> None:
         """Bring every decoder row to unit norm."""
-        self.W_dec.div_(self.W_dec.norm(dim=1, keepdim=True).clamp_min(1e-12))
+        normalise_rows(local(self.W_dec))
 
     @torch.no_grad()
     def drop_parallel_gradient(self) -> None:
@@ -184,12 +187,8 @@ class SAE(nn.Module, ABC):
         That part only changes the norm, which `normalise_decoder` undoes, yet Adam would count
         it in its moments (Bricken et al. 2023).
         """
-        grad = self.W_dec.grad
-        if grad is None:
-            return
-        along = (grad * self.W_dec).sum(dim=1, keepdim=True)
-        length = self.W_dec.norm(dim=1, keepdim=True).clamp_min(1e-12)
-        grad.addcmul_(along / length.square(), self.W_dec, value=-1)
+        if self.W_dec.grad is not None:
+            drop_parallel(local(self.W_dec.grad), local(self.W_dec))
 
     @torch.no_grad()
     def _start_weights(self) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from drumline.tasks.sae.kernels import bag_products, bag_sum
 
 
 class Places(NamedTuple):
@@ -49,20 +50,29 @@ class Places(NamedTuple):
         return cls(rows, columns, row_starts, by_column, column_starts)
 
 
-def values_at(inputs: Tensor, weight: Tensor, bias: Tensor, found: Tensor, at: Places) -> Tensor:
+def values_at(
+    inputs: Tensor,
+    encoder: tuple[Tensor, Tensor],
+    found: Tensor,
+    at: Places,
+    *,
+    shift: Tensor | None = None,
+) -> Tensor:
     """Entries of `inputs @ weight.T + bias` at some places, with their gradients.
 
     Args:
-        inputs: [samples, width].
-        weight: [latents, width].
-        bias: [latents].
+        inputs: What the encoder sees, [samples, width], taken as it is: it gets no gradient.
+        encoder: Weight [latents, width] and bias [latents].
         found: [n], the entries themselves, taken from a product made without gradient.
         at: Their places.
+        shift: What was taken from every sample to give `inputs`, [width]. Its gradient needs no
+            sum over samples: it is the bias's gradient, sent back through the weight.
 
     Returns:
-        [n] in the dtype of `weight`.
+        [n] in the dtype of the weight.
     """
-    values: Tensor = _ValuesAt.apply(inputs, weight, bias, (found, at))  # type: ignore[no-untyped-call]
+    weight, bias = encoder
+    values: Tensor = _ValuesAt.apply(weight, bias, shift, (inputs.detach(), found, at))  # type: ignore[no-untyped-call]
     return values
 
 
@@ -83,8 +93,7 @@ def decode_at(values: Tensor, weight: Tensor, at: Places, ends: Sequence[int] = 
         bags = at.rows * ranges + sum((at.columns >= end).long() for end in ends[:-1])
         starts = _starts(bags, at.samples * ranges)
     values = values.to(weight.dtype)
-    added = _bag_sum(at.columns, weight.detach(), starts, values)
-    summed: Tensor = _WithWeight.apply(added, weight, values.detach(), (bags, at))  # type: ignore[no-untyped-call]
+    summed: Tensor = _DecodeAt.apply(values, weight, (bags, starts, at))  # type: ignore[no-untyped-call]
     return summed.view(at.samples, ranges, -1).transpose(0, 1)
 
 
@@ -93,9 +102,13 @@ class _ValuesAt(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, _bias: Tensor, kept: tuple[Tensor, Places]
+        ctx: Any,
+        weight: Tensor,
+        _bias: Tensor,
+        _shift: Tensor | None,
+        kept: tuple[Tensor, Tensor, Places],
     ) -> Tensor:
-        found, at = kept
+        inputs, found, at = kept
         ctx.save_for_backward(inputs, weight)
         ctx.at = at
         return found.to(weight.dtype, copy=True)
@@ -105,43 +118,38 @@ class _ValuesAt(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         at: Places = ctx.at
-        for_inputs = for_weight = for_bias = None
-        if ctx.needs_input_grad[0]:
-            for_inputs = _bag_sum(at.columns, weight, at.row_starts, grad)
-        if ctx.needs_input_grad[1]:
-            for_weight = _by_column(at.rows, inputs, grad, at)
-        if ctx.needs_input_grad[2]:
-            first, one = torch.zeros_like(at.rows), grad.new_ones(1, 1)
-            for_bias = _bag_sum(first, one, at.column_starts, grad[at.by_column]).squeeze(1)
-        return for_inputs, for_weight, for_bias, None
+        first, one = torch.zeros_like(at.rows), grad.new_ones(1, 1)
+        for_bias = bag_sum(first, one, at.column_starts, grad[at.by_column]).squeeze(1)
+        for_shift = -(for_bias @ weight) if ctx.needs_input_grad[2] else None
+        return _by_column(at.rows, inputs, grad, at), for_bias, for_shift, None
 
 
-class _WithWeight(torch.autograd.Function):
-    """Passes weighted sums on, and gives the weight its gradient."""
+class _DecodeAt(torch.autograd.Function):
+    """Weighted sums of rows, bag by bag, with the gradients of the weighting and of the rows."""
 
     @staticmethod
     def forward(
-        ctx: Any, added: Tensor, _weight: Tensor, values: Tensor, kept: tuple[Tensor, Places]
+        ctx: Any, values: Tensor, weight: Tensor, kept: tuple[Tensor, Tensor, Places]
     ) -> Tensor:
-        ctx.save_for_backward(values)
-        ctx.bags, ctx.at = kept
-        return added.view_as(added)
+        _, starts, at = kept
+        ctx.save_for_backward(values, weight)
+        ctx.kept = kept
+        return bag_sum(at.columns, weight, starts, values)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (values,) = ctx.saved_tensors
-        return grad, _by_column(ctx.bags, grad.contiguous(), values, ctx.at), None, None
+        values, weight = ctx.saved_tensors
+        bags, starts, at = ctx.kept
+        grad = grad.contiguous()
+        for_values = bag_products(grad, bags, at.columns, weight, starts)
+        return for_values, _by_column(bags, grad, values, at), None
 
 
 def _by_column(index: Tensor, table: Tensor, weights: Tensor, at: Places) -> Tensor:
     """For each latent, the sum over its entries of weight * table[index], [latents, width]."""
     order = at.by_column
-    return _bag_sum(index[order], table, at.column_starts, weights[order])
-
-
-def _bag_sum(index: Tensor, table: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
-    return F.embedding_bag(index, table, starts, per_sample_weights=weights, mode="sum")
+    return bag_sum(index[order], table, at.column_starts, weights[order])
 
 
 def _starts(ascending: Tensor, count: int) -> Tensor:

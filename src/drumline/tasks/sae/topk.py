@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drumline.distributed import set_rows
+from drumline.tasks.sae.largest import largest
 from drumline.tasks.sae.model import SAE, Numbers, SAEOutput, SAESize
 from drumline.tasks.sae.reconstruction import accumulate, auxk_errors, squared_errors
 from drumline.tasks.sae.sparse import Places, decode_at, values_at
@@ -43,11 +44,14 @@ class CountSAE(SAE):
     ) -> SAEOutput:
         """Squared error of every prefix, and AuxK's."""
         del sparsity
-        projected = F.linear(centred.detach(), self.W_enc.detach(), self.b_enc.detach())
+        centred = centred.detach()
+        projected = F.linear(centred, self.W_enc.detach(), self.b_enc.detach())
         flat = self.kept(projected)
         places = Places.from_flat(flat, *projected.shape)
         found = projected.view(-1)[flat]
-        values = F.relu(values_at(centred, self.W_enc, self.b_enc, found, places))
+        shift = None if self.size.transcoder else self.b_dec
+        entries = values_at(centred, (self.W_enc, self.b_enc), found, places, shift=shift)
+        values = F.relu(entries)
         parts = decode_at(values, self.W_dec, places, self.size.prefixes)
         nested = accumulate(parts, self.b_dec)
         errors = squared_errors(wanted, nested)
@@ -90,15 +94,16 @@ class TopKSAE(CountSAE):
 
     def kept(self, projected: Tensor) -> Tensor:
         """The k largest of each row."""
-        columns = projected.topk(self.k, dim=-1, sorted=False).indices.sort(dim=-1).values
+        columns = largest(projected, self.k).sort(dim=-1).values
         starts = torch.arange(len(projected), device=projected.device) * self.latents
         return (columns + starts.unsqueeze(1)).view(-1)
 
     def activate(self, centred: Tensor) -> Tensor:
         """The k largest of each sample, zeros elsewhere."""
         projected = self.project(centred, self.b_enc)
-        values, columns = projected.topk(self.k, dim=-1, sorted=False)
-        return torch.zeros_like(projected).scatter(-1, columns, F.relu(values))
+        columns = largest(projected, self.k)
+        values = F.relu(projected.gather(-1, columns))
+        return torch.zeros_like(projected).scatter(-1, columns, values)
 
 
 class BatchTopKSAE(CountSAE):
@@ -122,12 +127,12 @@ class BatchTopKSAE(CountSAE):
         flat, whole = projected.view(-1), len(projected) // self.group
         per_group = self.group * self.latents
         grouped = flat[: whole * per_group].view(whole, per_group)
-        chosen = grouped.topk(self.k * self.group, dim=-1, sorted=False).indices
+        chosen = largest(grouped, self.k * self.group)
         starts = torch.arange(whole, device=flat.device) * per_group
         positions = (chosen + starts.unsqueeze(1)).view(-1)
         rest = len(projected) - whole * self.group
         if rest:
-            last = flat[whole * per_group :].topk(self.k * rest, sorted=False).indices
+            last = largest(flat[whole * per_group :].unsqueeze(0), self.k * rest).squeeze(0)
             positions = torch.cat([positions, last + whole * per_group])
         return positions.sort().values
 

@@ -1,0 +1,181 @@
+"""Operators that sparse arithmetic spends its time on, and that torch has no fast kernel for.
+
+On a GPU they are kernels of a few lines in Triton, which comes with torch (`triton_kernels`); a sum
+over the entries of a bag takes a fifth to an eighth of the time of torch's `embedding_bag` there
+(`benchmarks/sae_kernels.py`). Where Triton cannot build them, and on the CPU, torch's operators do
+the same. All add in one fixed order, so that a result is the same bit for bit each time.
+
+They are operators of torch's, so that traces and compilers see them whole, and know no gradients:
+`sparse` says what these are.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import nullcontext
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+TINY = 1e-12
+"""Norms are taken to be at least so large."""
+_ROWS_AT_ONCE = 4096
+
+
+def bag_sum(index: Tensor, table: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
+    """For each bag the sum of weight * table[index] over its entries.
+
+    Args:
+        index: Rows of the table, int64 [n], bag after bag.
+        table: [rows, width].
+        starts: Where each bag begins in `index`, int64 [bags], ascending from 0.
+        weights: [n], in the table's dtype.
+
+    Returns:
+        [bags, width] in the table's dtype; zeros for an empty bag.
+    """
+    summed: Tensor = torch.ops.drumline.bag_sum(index, table, starts, weights)
+    return summed
+
+
+def bag_products(
+    sums: Tensor, bags: Tensor, index: Tensor, table: Tensor, starts: Tensor
+) -> Tensor:
+    """For each entry the product of its bag's row of `sums` with its own row of the table: what
+    the gradient of `bag_sum` is for the weights.
+
+    Args:
+        sums: [bags, width].
+        bags: The bag of each entry, int64 [n].
+        index, table, starts: As for `bag_sum`.
+
+    Returns:
+        [n] in the table's dtype.
+    """
+    products: Tensor = torch.ops.drumline.bag_products(sums, bags, index, table, starts)
+    return products
+
+
+def normalise_rows(rows: Tensor) -> None:
+    """Bring every row of [rows, width] to unit norm, in place."""
+    torch.ops.drumline.normalise_rows(rows)
+
+
+def drop_parallel(change: Tensor, rows: Tensor) -> None:
+    """Take from each row of `change` the part along the same row of `rows`, in place; both are
+    [rows, width].
+    """
+    torch.ops.drumline.drop_parallel(change, rows)
+
+
+@cache
+def triton_kernels(device: torch.device) -> ModuleType | None:
+    """The kernels, if they can be built and run on a GPU; if not, a warning says why, once."""
+    try:
+        from drumline.tasks.sae import triton_kernels as kernels
+
+        index = torch.tensor([1, 0, 1], device=device)
+        starts = torch.tensor([0, 1], device=device)
+        weights = torch.tensor([1.0, 2.0, 3.0], device=device)
+        table = torch.tensor([[1.0, 10.0], [2.0, 20.0]], device=device)
+        found = kernels.bag_sum(index, table, starts, weights).tolist()
+    except Exception as error:  # a compiler, a driver or Triton itself: torch can do without
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        if found == [[2.0, 20.0], [8.0, 80.0]]:
+            return kernels
+        reason = f"their result is wrong: {found}"
+    warnings.warn(
+        f"Sparse sums are left to torch's operators, which take several times as long: Triton's "
+        f"kernels cannot be used on {device} ({reason}).",
+        stacklevel=2,
+    )
+    return None
+
+
+class _WithTorch:
+    """The operators in torch's own terms. Rows are taken some at a time: on a CPU what is worked
+    out of them stays in its caches then.
+    """
+
+    @staticmethod
+    def bag_sum(index: Tensor, table: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
+        return F.embedding_bag(index, table, starts, per_sample_weights=weights, mode="sum")
+
+    @staticmethod
+    def bag_products(
+        sums: Tensor, bags: Tensor, index: Tensor, table: Tensor, starts: Tensor
+    ) -> Tensor:
+        products: Tensor = torch.ops.aten._embedding_bag_per_sample_weights_backward(
+            sums, table, index, starts, bags, 0
+        )
+        return products
+
+    @staticmethod
+    def normalise_rows(rows: Tensor) -> None:
+        for some in torch.split(rows, _ROWS_AT_ONCE):
+            some.div_(some.norm(dim=1, keepdim=True).clamp_min(TINY))
+
+    @staticmethod
+    def drop_parallel(change: Tensor, rows: Tensor) -> None:
+        parts = (torch.split(tensor, _ROWS_AT_ONCE) for tensor in (change, rows))
+        for some, along in zip(*parts, strict=True):
+            length = along.norm(dim=1, keepdim=True).clamp_min(TINY)
+            part = (some * along).sum(dim=1, keepdim=True) / length.square()
+            some.addcmul_(part, along, value=-1)
+
+
+def _define(name: str, signature: str) -> None:
+    """An operator that is done with torch on the CPU, and on a GPU where its kernel is missing or
+    a tensor has gaps.
+    """
+    with_torch = getattr(_WithTorch, name)
+
+    def on_gpu(*tensors: Tensor) -> Any:
+        device = tensors[0].device
+        kernels = triton_kernels(device)
+        if kernels is None or not all(tensor.is_contiguous() for tensor in tensors):
+            return with_torch(*tensors)
+        here = device.index == torch.cuda.current_device()
+        with nullcontext() if here else torch.cuda.device(device):
+            return getattr(kernels, name)(*tensors)
+
+    qualified = f"drumline::{name}"
+    torch.library.define(qualified, signature, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.impl(qualified, "cpu", with_torch)
+    torch.library.impl(qualified, "cuda", on_gpu)
+
+
+def _sum_like(index: Tensor, table: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
+    del index, weights
+    return table.new_empty(starts.shape[0], table.shape[1])
+
+
+def _products_like(
+    sums: Tensor, bags: Tensor, index: Tensor, table: Tensor, starts: Tensor
+) -> Tensor:
+    del sums, bags, starts
+    return table.new_empty(index.shape[0])
+
+
+def _nothing(*tensors: Tensor) -> None:
+    del tensors
+
+
+_define("bag_sum", "(Tensor index, Tensor table, Tensor starts, Tensor weights) -> Tensor")
+_define(
+    "bag_products",
+    "(Tensor sums, Tensor bags, Tensor index, Tensor table, Tensor starts) -> Tensor",
+)
+_define("normalise_rows", "(Tensor(a!) rows) -> ()")
+_define("drop_parallel", "(Tensor(a!) change, Tensor rows) -> ()")
+torch.library.register_fake("drumline::bag_sum", _sum_like)
+torch.library.register_fake("drumline::bag_products", _products_like)
+torch.library.register_fake("drumline::normalise_rows", _nothing)
+torch.library.register_fake("drumline::drop_parallel", _nothing)

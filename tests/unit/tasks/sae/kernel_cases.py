@@ -1,0 +1,85 @@
+"""Inputs of the SAE's kernels, and what they give by plain float64 arithmetic.
+
+As a script it runs Triton's kernels on inputs of a file, with what TRITON_INTERPRET says, and
+writes what they gave: `python kernel_cases.py IN OUT`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Answers = dict[str, Tensor]
+ENTRIES = (0, 7, 1, 0, 300, 0)
+"""Entries of each bag: none, some, one, and far more than in the others; the last has none."""
+
+
+def inputs(width: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(width)
+    counts = torch.tensor(ENTRIES)
+    entries, rows = int(counts.sum()), 23
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    table = normal(rows, width)
+    table[3] = 0.0
+    return {
+        "index": torch.randint(0, rows, (entries,), generator=generator),
+        "bags": torch.repeat_interleave(torch.arange(len(counts)), counts),
+        "starts": counts.cumsum(0) - counts,
+        "weights": normal(entries),
+        "table": table,
+        "sums": normal(len(counts), width),
+        "change": normal(rows, width),
+    }
+
+
+def expected(given: dict[str, Tensor]) -> Answers:
+    """The same in float64, entry by entry."""
+    exact = {n: t.double() if t.is_floating_point() else t for n, t in given.items()}
+    summed = torch.zeros_like(exact["sums"])
+    products = []
+    for bag, row, weight in zip(
+        given["bags"].tolist(), given["index"].tolist(), exact["weights"], strict=True
+    ):
+        summed[bag] += weight * exact["table"][row]
+        products.append(exact["sums"][bag] @ exact["table"][row])
+    normalised, dropped = exact["table"].clone(), exact["change"].clone()
+    for row, direction in enumerate(exact["table"]):
+        length = direction @ direction
+        if length > 0:
+            normalised[row] = direction / length.sqrt()
+            dropped[row] -= (exact["change"][row] @ direction) / length * direction
+    return {
+        "bag_sum": summed,
+        "bag_products": torch.stack(products),
+        "normalise_rows": normalised,
+        "drop_parallel": dropped,
+    }
+
+
+def answers(kernels: Any, given: dict[str, Tensor]) -> Answers:
+    """What kernels make of inputs."""
+    g = given
+    products = kernels.bag_products(g["sums"], g["bags"], g["index"], g["table"], g["starts"])
+    rows, change = g["table"].clone(), g["change"].clone()
+    kernels.normalise_rows(rows)
+    kernels.drop_parallel(change, g["table"])
+    return {
+        "bag_sum": kernels.bag_sum(g["index"], g["table"], g["starts"], g["weights"]),
+        "bag_products": products,
+        "normalise_rows": rows,
+        "drop_parallel": change,
+    }
+
+
+if __name__ == "__main__":
+    from drumline.tasks.sae import triton_kernels
+
+    cases = torch.load(Path(sys.argv[1]))
+    torch.save([answers(triton_kernels, given) for given in cases], Path(sys.argv[2]))
