@@ -2,8 +2,8 @@
 
 On a GPU they are kernels of a few lines in Triton, which comes with torch (`triton_kernels`); a sum
 over the entries of a bag takes a fifth to an eighth of the time of torch's `embedding_bag` there
-(`benchmarks/sae_kernels.py`). Where Triton cannot build them, and on the CPU, torch's operators do
-the same. All add in one fixed order, so that a result is the same bit for bit each time.
+(`benchmarks/sae_kernels.py`). Where Triton cannot build them, and on the CPU, torch does the same
+(`torch_kernels`). All add in one fixed order, so that a result is the same bit for bit each time.
 
 They are operators of torch's, so that traces and compilers see them whole, and know no gradients:
 `sparse` says what these are.
@@ -17,15 +17,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from drumline.tasks.sae import torch_kernels
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-TINY = 1e-12
-"""Norms are taken to be at least so large."""
-_ROWS_AT_ONCE = 4096
+MOST_AT_ONCE = 8192
+"""Numbers that a program of `largest_of_rows` can look at at once."""
 
 
 def bag_sum(index: Tensor, table: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
@@ -74,6 +74,19 @@ def drop_parallel(change: Tensor, rows: Tensor) -> None:
     torch.ops.drumline.drop_parallel(change, rows)
 
 
+def largest_of_rows(rows: Tensor, count: int, size: int) -> Tensor:
+    """Where the `count` largest of each row of [n, width] stand, int64 [n, count], ascending.
+
+    Args:
+        rows: Not float64.
+        count: How many are wanted, at most `MOST_AT_ONCE / size`.
+        size: Numbers in a heap; see `largest`. It divides the width, into heaps that are at least
+            `count` and at most `MOST_AT_ONCE`.
+    """
+    places: Tensor = torch.ops.drumline.largest_of_rows(rows, count, size)
+    return places
+
+
 @cache
 def triton_kernels(device: torch.device) -> ModuleType | None:
     """The kernels, if they can be built and run on a GPU; if not, a warning says why, once."""
@@ -99,52 +112,21 @@ def triton_kernels(device: torch.device) -> ModuleType | None:
     return None
 
 
-class _WithTorch:
-    """The operators in torch's own terms. Rows are taken some at a time: on a CPU what is worked
-    out of them stays in its caches then.
-    """
-
-    @staticmethod
-    def bag_sum(index: Tensor, table: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
-        return F.embedding_bag(index, table, starts, per_sample_weights=weights, mode="sum")
-
-    @staticmethod
-    def bag_products(
-        sums: Tensor, bags: Tensor, index: Tensor, table: Tensor, starts: Tensor
-    ) -> Tensor:
-        products: Tensor = torch.ops.aten._embedding_bag_per_sample_weights_backward(
-            sums, table, index, starts, bags, 0
-        )
-        return products
-
-    @staticmethod
-    def normalise_rows(rows: Tensor) -> None:
-        for some in torch.split(rows, _ROWS_AT_ONCE):
-            some.div_(some.norm(dim=1, keepdim=True).clamp_min(TINY))
-
-    @staticmethod
-    def drop_parallel(change: Tensor, rows: Tensor) -> None:
-        parts = (torch.split(tensor, _ROWS_AT_ONCE) for tensor in (change, rows))
-        for some, along in zip(*parts, strict=True):
-            length = along.norm(dim=1, keepdim=True).clamp_min(TINY)
-            part = (some * along).sum(dim=1, keepdim=True) / length.square()
-            some.addcmul_(part, along, value=-1)
-
-
 def _define(name: str, signature: str) -> None:
     """An operator that is done with torch on the CPU, and on a GPU where its kernel is missing or
     a tensor has gaps.
     """
-    with_torch = getattr(_WithTorch, name)
+    with_torch = getattr(torch_kernels, name)
 
-    def on_gpu(*tensors: Tensor) -> Any:
-        device = tensors[0].device
+    def on_gpu(*arguments: Any) -> Any:
+        device = arguments[0].device
         kernels = triton_kernels(device)
+        tensors = (argument for argument in arguments if isinstance(argument, Tensor))
         if kernels is None or not all(tensor.is_contiguous() for tensor in tensors):
-            return with_torch(*tensors)
+            return with_torch(*arguments)
         here = device.index == torch.cuda.current_device()
         with nullcontext() if here else torch.cuda.device(device):
-            return getattr(kernels, name)(*tensors)
+            return getattr(kernels, name)(*arguments)
 
     qualified = f"drumline::{name}"
     torch.library.define(qualified, signature, tags=(torch.Tag.pt2_compliant_tag,))
@@ -164,6 +146,11 @@ def _products_like(
     return table.new_empty(index.shape[0])
 
 
+def _places_like(rows: Tensor, count: int, size: int) -> Tensor:
+    del size
+    return rows.new_empty(rows.shape[0], count, dtype=torch.int64)
+
+
 def _nothing(*tensors: Tensor) -> None:
     del tensors
 
@@ -173,9 +160,11 @@ _define(
     "bag_products",
     "(Tensor sums, Tensor bags, Tensor index, Tensor table, Tensor starts) -> Tensor",
 )
+_define("largest_of_rows", "(Tensor rows, SymInt count, SymInt size) -> Tensor")
 _define("normalise_rows", "(Tensor(a!) rows) -> ()")
 _define("drop_parallel", "(Tensor(a!) change, Tensor rows) -> ()")
 torch.library.register_fake("drumline::bag_sum", _sum_like)
 torch.library.register_fake("drumline::bag_products", _products_like)
+torch.library.register_fake("drumline::largest_of_rows", _places_like)
 torch.library.register_fake("drumline::normalise_rows", _nothing)
 torch.library.register_fake("drumline::drop_parallel", _nothing)

@@ -2,8 +2,9 @@
 
 `torch.topk` reads a row several times. The rows here are long and k is small, so it is asked for
 far less: the numbers are dealt to heaps, and only the k heaps with the highest tops can hold one of
-the k largest. One pass finds the tops; `topk` then chooses among them, and among what lies in the
-heaps chosen.
+the k largest. One pass finds the tops; then a choice is made among them, and one among what lies in
+the heaps chosen. On a GPU that is two kernels (`kernels.largest_of_rows`) where a row's tops and a
+row's chosen heaps are few enough to be looked at at once, as they are for one sample.
 """
 
 from __future__ import annotations
@@ -13,27 +14,27 @@ import math
 import torch
 from torch import Tensor
 
+from drumline.distributed.kind import is_gpu
+from drumline.tasks.sae import torch_kernels
+from drumline.tasks.sae.kernels import MOST_AT_ONCE, largest_of_rows
+
 LEAST = 8
 """Smaller heaps do not pay."""
 
 
 def largest(rows: Tensor, count: int) -> Tensor:
-    """Where the `count` largest of each row of [n, width] stand, int64 [n, count], in no order.
+    """Where the `count` largest of each row of [n, width] stand, int64 [n, count], ascending.
 
-    As `rows.topk(count, sorted=False).indices`; of equal numbers it may name others.
+    As `rows.topk(count).indices`, sorted; of equal numbers it may name others.
     """
-    size = heap_size(rows.shape[1], count)
+    width = rows.shape[1]
+    size = heap_size(width, count)
     if size < LEAST:
-        return rows.topk(count, dim=-1, sorted=False).indices
-    heaps = rows.reshape(
-        len(rows), size, -1
-    )  # neighbours lie in different heaps, and are read at once
-    chosen = heaps.amax(dim=1).topk(count, dim=-1, sorted=False).indices
-    left = heaps.gather(2, chosen.unsqueeze(1).expand(-1, size, -1)).flatten(1)
-    best = left.topk(count, dim=-1, sorted=False).indices
-    depth = torch.div(best, count, rounding_mode="floor")
-    places: Tensor = chosen.gather(1, best - depth * count) + depth * heaps.shape[2]
-    return places
+        return rows.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
+    at_once = max(width // size, size * count) <= MOST_AT_ONCE and rows.dtype is not torch.float64
+    if at_once and (torch.compiler.is_compiling() or is_gpu(rows.device)):
+        return largest_of_rows(rows, count, size)
+    return torch_kernels.largest_of_rows(rows, count, size)
 
 
 def heap_size(width: int, count: int) -> int:

@@ -27,6 +27,7 @@ class Places(NamedTuple):
         row_starts: int64 [samples], where each row begins.
         by_column: int64 [n], the entries' numbers column by column.
         column_starts: int64 [latents], where each column begins in `by_column`.
+        rows_by_column: int64 [n], `rows` in the order of `by_column`.
     """
 
     rows: Tensor
@@ -34,6 +35,7 @@ class Places(NamedTuple):
     row_starts: Tensor
     by_column: Tensor
     column_starts: Tensor
+    rows_by_column: Tensor
 
     @property
     def samples(self) -> int:
@@ -45,9 +47,21 @@ class Places(NamedTuple):
         """From ascending positions in the flattened matrix, int64 [n]."""
         rows = torch.div(flat, latents, rounding_mode="floor")
         columns = flat - rows * latents
+        return cls._sorted(rows, columns, _starts(rows, samples), latents)
+
+    @classmethod
+    def from_columns(cls, columns: Tensor, latents: int) -> Places:
+        """From the columns kept in each row, int64 [samples, k], ascending."""
+        samples, k = columns.shape
+        entries = torch.arange(samples * k, device=columns.device)
+        rows = torch.div(entries, k, rounding_mode="floor")
+        return cls._sorted(rows, columns.reshape(-1), entries[::k].contiguous(), latents)
+
+    @classmethod
+    def _sorted(cls, rows: Tensor, columns: Tensor, row_starts: Tensor, latents: int) -> Places:
         ordered, by_column = torch.sort(columns, stable=True)
-        row_starts, column_starts = _starts(rows, samples), _starts(ordered, latents)
-        return cls(rows, columns, row_starts, by_column, column_starts)
+        column_starts = _starts(ordered, latents)
+        return cls(rows, columns, row_starts, by_column, column_starts, rows[by_column])
 
 
 def values_at(
@@ -118,10 +132,12 @@ class _ValuesAt(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         at: Places = ctx.at
-        first, one = torch.zeros_like(at.rows), grad.new_ones(1, 1)
-        for_bias = bag_sum(first, one, at.column_starts, grad[at.by_column]).squeeze(1)
+        grad = grad[at.by_column]
+        ones = grad.new_ones(at.samples, 1)
+        for_weight = bag_sum(at.rows_by_column, inputs, at.column_starts, grad)
+        for_bias = bag_sum(at.rows_by_column, ones, at.column_starts, grad).squeeze(1)
         for_shift = -(for_bias @ weight) if ctx.needs_input_grad[2] else None
-        return _by_column(at.rows, inputs, grad, at), for_bias, for_shift, None
+        return for_weight, for_bias, for_shift, None
 
 
 class _DecodeAt(torch.autograd.Function):
@@ -143,13 +159,9 @@ class _DecodeAt(torch.autograd.Function):
         bags, starts, at = ctx.kept
         grad = grad.contiguous()
         for_values = bag_products(grad, bags, at.columns, weight, starts)
-        return for_values, _by_column(bags, grad, values, at), None
-
-
-def _by_column(index: Tensor, table: Tensor, weights: Tensor, at: Places) -> Tensor:
-    """For each latent, the sum over its entries of weight * table[index], [latents, width]."""
-    order = at.by_column
-    return bag_sum(index[order], table, at.column_starts, weights[order])
+        bags = at.rows_by_column if bags is at.rows else bags[at.by_column]
+        for_weight = bag_sum(bags, grad, at.column_starts, values[at.by_column])
+        return for_values, for_weight, None
 
 
 def _starts(ascending: Tensor, count: int) -> Tensor:

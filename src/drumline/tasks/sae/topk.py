@@ -36,8 +36,8 @@ class CountSAE(SAE):
         self.b_enc = nn.Parameter(torch.zeros(size.latents))
 
     @abstractmethod
-    def kept(self, projected: Tensor) -> Tensor:
-        """Flat positions of the kept entries of [samples, latents], int64, ascending."""
+    def kept(self, projected: Tensor) -> tuple[Tensor, Places]:
+        """The entries of [samples, latents] that are kept, and their places."""
 
     def losses(
         self, centred: Tensor, wanted: Tensor, dead: Numbers | None, sparsity: float
@@ -46,9 +46,7 @@ class CountSAE(SAE):
         del sparsity
         centred = centred.detach()
         projected = F.linear(centred, self.W_enc.detach(), self.b_enc.detach())
-        flat = self.kept(projected)
-        places = Places.from_flat(flat, *projected.shape)
-        found = projected.view(-1)[flat]
+        found, places = self.kept(projected)
         shift = None if self.size.transcoder else self.b_dec
         entries = values_at(centred, (self.W_enc, self.b_enc), found, places, shift=shift)
         values = F.relu(entries)
@@ -92,11 +90,10 @@ class CountSAE(SAE):
 class TopKSAE(CountSAE):
     """The k largest of each sample (Gao et al. 2024, arXiv 2406.04093)."""
 
-    def kept(self, projected: Tensor) -> Tensor:
+    def kept(self, projected: Tensor) -> tuple[Tensor, Places]:
         """The k largest of each row."""
-        columns = largest(projected, self.k).sort(dim=-1).values
-        starts = torch.arange(len(projected), device=projected.device) * self.latents
-        return (columns + starts.unsqueeze(1)).view(-1)
+        columns = largest(projected, self.k)
+        return projected.gather(1, columns).view(-1), Places.from_columns(columns, self.latents)
 
     def activate(self, centred: Tensor) -> Tensor:
         """The k largest of each sample, zeros elsewhere."""
@@ -122,19 +119,18 @@ class BatchTopKSAE(CountSAE):
         self.group = group
         self.register_buffer("threshold", torch.zeros(()))
 
-    def kept(self, projected: Tensor) -> Tensor:
+    def kept(self, projected: Tensor) -> tuple[Tensor, Places]:
         """The k*group largest of each group; a last short group keeps k for each of its rows."""
         flat, whole = projected.view(-1), len(projected) // self.group
         per_group = self.group * self.latents
         grouped = flat[: whole * per_group].view(whole, per_group)
-        chosen = largest(grouped, self.k * self.group)
         starts = torch.arange(whole, device=flat.device) * per_group
-        positions = (chosen + starts.unsqueeze(1)).view(-1)
+        positions = (largest(grouped, self.k * self.group) + starts.unsqueeze(1)).view(-1)
         rest = len(projected) - whole * self.group
         if rest:
             last = largest(flat[whole * per_group :].unsqueeze(0), self.k * rest).squeeze(0)
             positions = torch.cat([positions, last + whole * per_group])
-        return positions.sort().values
+        return flat[positions], Places.from_flat(positions, *projected.shape)
 
     def activate(self, centred: Tensor) -> Tensor:
         """Latents above the threshold."""

@@ -16,6 +16,9 @@ same few columns, these stay in the cache."""
 ROW_BLOCK, ROW_WARPS = 1024, 4
 """Columns of a row that are worked on at once, where a program has a whole row."""
 
+_BITS = {torch.float32: 32, torch.float16: 19, torch.bfloat16: 16}
+"""Upper bits of a float32 that a type uses: sign, exponent, and what it has of the fraction."""
+
 
 def bag_sum(index: Tensor, table: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
     """See `kernels.bag_sum`."""
@@ -47,6 +50,27 @@ def bag_products(
     return parts.sum(dim=0).to(table.dtype)
 
 
+def largest_of_rows(rows: Tensor, count: int, size: int) -> Tensor:
+    """See `kernels.largest_of_rows`."""
+    samples, width = rows.shape
+    heaps = width // size
+    chosen = rows.new_empty(samples, count, dtype=torch.int32)
+    places = rows.new_empty(samples, count, dtype=torch.int64)
+    bits = _BITS[rows.dtype]
+    if samples:
+        tile = triton.next_power_of_2(heaps)
+        _highest_heaps[(samples,)](
+            rows, chosen, count, width, heaps,
+            bits=bits, tile=tile, num_warps=_warps(tile),
+        )  # fmt: skip
+        tile = triton.next_power_of_2(size * count)
+        _largest_in_heaps[(samples,)](
+            rows, chosen, places, count, width, heaps, size * count,
+            bits=bits, tile=tile, num_warps=_warps(tile),
+        )  # fmt: skip
+    return places
+
+
 def normalise_rows(rows: Tensor) -> None:
     """See `kernels.normalise_rows`."""
     if rows.numel():
@@ -61,6 +85,11 @@ def drop_parallel(change: Tensor, rows: Tensor) -> None:
         _drop_parallel[(rows.shape[0],)](
             change, rows, rows.shape[1], wide=_wide(rows), block=ROW_BLOCK, num_warps=ROW_WARPS
         )
+
+
+def _warps(tile: int) -> int:
+    """A warp for up to a thousand numbers: within one nobody waits for others."""
+    return max(1, min(8, tile // 1024))
 
 
 def _wide(tensor: Tensor) -> tl.dtype:
@@ -104,6 +133,71 @@ def _bag_products(
         row = tl.load(index + entry)
         values = tl.load(table + row * width + columns, mask=inside, other=0.0)
         tl.store(part + entry, tl.sum(own * values.to(wide), axis=0))
+
+
+@triton.jit
+def _ranks(values, bits: tl.constexpr):
+    """Unsigned numbers in the order of floating-point ones, NaN above all; the upper `bits` of 32.
+
+    Of a negative number all bits are turned over, of another the sign alone.
+    """
+    values = values.to(tl.float32)
+    signed = values.to(tl.int32, bitcast=True)
+    turned = tl.where(signed < 0, ~signed, signed ^ -0x80000000)
+    none = values != values  # noqa: PLR0124 - NaN
+    ranks = tl.where(none, -1, turned).to(tl.uint32, bitcast=True)
+    return ranks >> (32 - bits)
+
+
+@triton.jit
+def _choose(ranks, inside, count, bits: tl.constexpr):
+    """Which of a tile are the `count` with the highest ranks, of equal ones the first.
+
+    The lowest rank among them is found bit by bit: it is the highest that `count` reach.
+    """
+    least = tl.zeros([1], tl.uint32)
+    for step in range(bits):
+        wanted = least | (tl.full([1], 1, tl.uint32) << (bits - 1 - step))
+        reached = tl.sum((inside & (ranks >= wanted)).to(tl.int32), axis=0)
+        least = tl.where(reached >= count, wanted, least)
+    above = inside & (ranks > least)
+    equal = inside & (ranks == least)
+    left = count - tl.sum(above.to(tl.int32), axis=0)
+    return above | (equal & (tl.cumsum(equal.to(tl.int32), axis=0) <= left))
+
+
+@triton.jit
+def _highest_heaps(
+    rows, chosen, count, width, heaps, bits: tl.constexpr, tile: tl.constexpr
+):  # fmt: skip
+    """The heaps of one row with the highest tops, ascending."""
+    row = tl.program_id(0).to(tl.int64)
+    heap = tl.arange(0, tile)
+    inside = heap < heaps
+    tops = tl.zeros([tile], tl.uint32)
+    for start in range(0, width, heaps):
+        values = tl.load(rows + row * width + start + heap, mask=inside, other=0.0)
+        tops = tl.maximum(tops, _ranks(values, bits))
+    taken = _choose(tops, inside, count, bits)
+    place = tl.cumsum(taken.to(tl.int32), axis=0) - 1
+    tl.store(chosen + row * count + place, heap, mask=taken)
+
+
+@triton.jit
+def _largest_in_heaps(
+    rows, chosen, places, count, width, heaps, left, bits: tl.constexpr, tile: tl.constexpr
+):  # fmt: skip
+    """Places of the largest of one row among the `left` numbers of its chosen heaps, ascending."""
+    row = tl.program_id(0).to(tl.int64)
+    number = tl.arange(0, tile)
+    inside = number < left
+    depth = number // count
+    heap = tl.load(chosen + row * count + number - depth * count, mask=inside, other=0)
+    column = depth * heaps + heap
+    values = tl.load(rows + row * width + column, mask=inside, other=0.0)
+    taken = _choose(_ranks(values, bits), inside, count, bits)
+    place = tl.cumsum(taken.to(tl.int32), axis=0) - 1
+    tl.store(places + row * count + place, column.to(tl.int64), mask=taken)
 
 
 @triton.jit

@@ -16,6 +16,8 @@ from torch import Tensor
 Answers = dict[str, Tensor]
 ENTRIES = (0, 7, 1, 0, 300, 0)
 """Entries of each bag: none, some, one, and far more than in the others; the last has none."""
+HEAPS, HEAP, COUNT = 96, 16, 50
+"""Rows of so many heaps of so many numbers, of which so many are looked for."""
 
 
 def inputs(width: int, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -28,6 +30,10 @@ def inputs(width: int, dtype: torch.dtype) -> dict[str, Tensor]:
 
     table = normal(rows, width)
     table[3] = 0.0
+    long = normal(5, HEAPS * HEAP).to(torch.float32 if dtype is torch.float64 else dtype)
+    long[1] = torch.randint(-2, 3, long[1].shape, generator=generator)  # many are equal
+    long[2] = -long[2].abs() - 1
+    long[3, :COUNT] = 7.0  # all in the same heaps, and equal
     return {
         "index": torch.randint(0, rows, (entries,), generator=generator),
         "bags": torch.repeat_interleave(torch.arange(len(counts)), counts),
@@ -36,6 +42,7 @@ def inputs(width: int, dtype: torch.dtype) -> dict[str, Tensor]:
         "table": table,
         "sums": normal(len(counts), width),
         "change": normal(rows, width),
+        "long": long,
     }
 
 
@@ -60,13 +67,17 @@ def expected(given: dict[str, Tensor]) -> Answers:
         "bag_products": torch.stack(products),
         "normalise_rows": normalised,
         "drop_parallel": dropped,
+        "largest_of_rows": exact["long"].sort(dim=1, descending=True).values[:, :COUNT],
     }
 
 
 def answers(kernels: Any, given: dict[str, Tensor]) -> Answers:
-    """What kernels make of inputs."""
+    """What kernels make of inputs; of the largest, what stands at their places."""
     g = given
     products = kernels.bag_products(g["sums"], g["bags"], g["index"], g["table"], g["starts"])
+    places = kernels.largest_of_rows(g["long"], COUNT, HEAP)
+    assert bool((places.diff(dim=1) > 0).all())
+    largest = g["long"].gather(1, places).sort(dim=1, descending=True).values
     rows, change = g["table"].clone(), g["change"].clone()
     kernels.normalise_rows(rows)
     kernels.drop_parallel(change, g["table"])
@@ -75,6 +86,7 @@ def answers(kernels: Any, given: dict[str, Tensor]) -> Answers:
         "bag_products": products,
         "normalise_rows": rows,
         "drop_parallel": change,
+        "largest_of_rows": largest,
     }
 
 

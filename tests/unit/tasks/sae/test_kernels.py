@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -21,7 +22,7 @@ ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 def check(found: kernel_cases.Answers, given: dict[str, torch.Tensor]) -> None:
     dtype = given["table"].dtype
     for name, exact in expected(given).items():
-        assert found[name].dtype is dtype, name
+        assert found[name].dtype is (given["long"].dtype if "largest" in name else dtype), name
         size = exact.abs().max()
         off = (found[name].cpu().double() - exact).abs().max() / size
         assert off < ROUNDING[dtype], f"{name}: {off}"
@@ -60,6 +61,15 @@ def test_on_a_gpu_they_are_the_plain_sums(width: int, dtype: torch.dtype) -> Non
     assert all(torch.equal(found[name], again[name]) for name in found)
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_a_number_that_is_none_is_among_the_largest() -> None:
+    rows = torch.randn(2, 4096, device="cuda")
+    rows[0, 1234], rows[1, 9], rows[1, 10] = math.nan, math.inf, -math.nan
+    found = kernels.largest_of_rows(rows, 4, 16).tolist()
+    assert 1234 in found[0]
+    assert {9, 10} <= set(found[1])
+
+
 def test_kernels_that_cannot_be_built_are_done_without_and_said_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -73,12 +83,13 @@ def operator_arguments(given: dict[str, torch.Tensor]) -> dict[str, tuple[Any, .
     return {
         "bag_sum": (g["index"], g["table"], g["starts"], g["weights"]),
         "bag_products": (g["sums"], g["bags"], g["index"], g["table"], g["starts"]),
+        "largest_of_rows": (g["long"], kernel_cases.COUNT, kernel_cases.HEAP),
         "normalise_rows": (g["table"],),
         "drop_parallel": (g["change"], g["table"]),
     }
 
 
-@pytest.mark.parametrize("name", ["bag_sum", "bag_products", "normalise_rows", "drop_parallel"])
+@pytest.mark.parametrize("name", operator_arguments(inputs(8, torch.float32)))
 def test_traces_and_compilers_see_the_operator_that_runs(name: str) -> None:
     arguments = operator_arguments(inputs(8, torch.float32))[name]
     operator = getattr(torch.ops.drumline, name).default
