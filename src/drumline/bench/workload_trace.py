@@ -227,17 +227,14 @@ def _traffic(func: Any, given: Any, result: Any) -> float:
         return 2 * out
     read = _bytes(given)
     returned = {id(leaf) for leaf in tree_leaves(result)}
-    written_in_place = 0.0
-    if "_fused" in name or "_foreach" in name:
-        mutated = zip(func._schema.arguments, given[0], strict=False)
-        written_in_place = sum(
-            _bytes(value)
-            for argument, value in mutated
-            if argument.name != "grads"  # named as written for the sake of loss scaling
-            and argument.alias_info is not None
-            and argument.alias_info.is_write
-            and not any(id(leaf) in returned for leaf in tree_leaves(value))
-        )
+    written_in_place = sum(
+        _bytes(value)
+        for argument, value in zip(func._schema.arguments, given[0], strict=False)
+        if argument.name != "grads"  # named as written for the sake of loss scaling
+        and argument.alias_info is not None
+        and argument.alias_info.is_write
+        and not any(id(leaf) in returned for leaf in tree_leaves(value))
+    )
     return read + out + written_in_place
 
 

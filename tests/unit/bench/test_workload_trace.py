@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 from drumline.bench.workload import ask_workload, workload_in
-from drumline.bench.workload_trace import trace
+from drumline.bench.workload_trace import TrafficCounter, trace
 from drumline.config import RunConfig, parse_config
 from drumline.errors import BadInput, LaunchError
 from drumline.planning.workload import Exchange
+from drumline.tasks.sae.kernels import drop_parallel, normalise_rows
 from drumline.tasks.sae.task import SAETask
 from drumline.training.task import Losses
 
@@ -53,6 +55,17 @@ def test_bytes_steps_and_exchange(tmp_path: Path) -> None:
     # Adam reads weight, gradient and two moments and writes all but the gradient; the norm reads
     # the gradient once more. What is small beside that are norms and step counts.
     assert 32 * PARAMETERS <= traced.traffic_per_step < 32.5 * PARAMETERS
+
+
+def test_what_is_changed_in_place_is_read_and_written() -> None:
+    rows, change, factor = torch.ones(10, 6), torch.ones(10, 6), torch.ones(10, 1)
+    with TrafficCounter() as counter:
+        normalise_rows(rows)
+    assert (counter.traffic, counter.kernels) == (2 * rows.nbytes, 1)
+    with TrafficCounter() as counter:
+        drop_parallel(change, rows)
+        change.mul_(factor)
+    assert counter.traffic == 5 * rows.nbytes + factor.nbytes
 
 
 def test_buckets_are_bounded_as_the_config_says(tmp_path: Path) -> None:

@@ -98,6 +98,8 @@ def triton_kernels(device: torch.device) -> ModuleType | None:
         weights = torch.tensor([1.0, 2.0, 3.0], device=device)
         table = torch.tensor([[1.0, 10.0], [2.0, 20.0]], device=device)
         found = kernels.bag_sum(index, table, starts, weights).tolist()
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # a compiler, a driver or Triton itself: torch can do without
         reason = f"{type(error).__name__}: {error}"
     else:
