@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,7 +64,7 @@ def check(
     context = prepare(machine, gpus, config, held_on(machine), quick=quick)
     environment = ClusterEnvironment.detect()
     is_main = environment.rank == 0
-    with _ended_like_interrupted():
+    with _ended_like_interrupted(), held(context):
         found = _shown(_findings(context, environment), shown=is_main and not as_json)
     if is_main and as_json:
         print_json(_report(context, found, time.perf_counter() - start))
@@ -83,6 +83,26 @@ def _ended_like_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def held(context: CheckContext) -> Iterator[None]:
+    """Hold the devices that nobody holds, so that no training begins beside what is measured. One
+    that is taken at this moment is measured as one is that is named: as it is.
+    """
+    from drumline.hardware.device_locks import DeviceLocked, DeviceLocks, lock_folder
+
+    free = [d.uuid for d in context.devices if d.uuid and d.uuid not in context.occupied]
+    locks = None
+    if free:
+        with suppress(DeviceLocked, OSError):
+            locks = DeviceLocks(lock_folder(), free)
+            locks.tell()
+    try:
+        yield
+    finally:
+        if locks is not None:
+            locks.release()
 
 
 def _findings(context: CheckContext, environment: Any) -> Iterable[Finding]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +13,11 @@ import torch
 
 from drumline.bench import checks
 from drumline.bench.checks import Finding, Status
+from drumline.cli.check import held
 from drumline.cli.main import run
+from drumline.config.environment import LOCK_FOLDER
 from drumline.hardware import Machine
-from drumline.hardware.device_locks import DeviceLocks, lock_folder
+from drumline.hardware.device_locks import DeviceLocks, holders, lock_folder
 from drumline.launch import preflight
 
 GOOD = Finding("disk", Status.PASS, "fine", {"free_bytes": 5}, group="host", seconds=0.5)
@@ -100,3 +104,17 @@ def test_who_holds_a_device_here_is_handed_on(
 def test_devices_that_are_not_there_are_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", "--gpus", "99,"]) == 2
     assert "99" in capsys.readouterr().err
+
+
+def test_devices_that_nobody_holds_are_held_while_they_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LOCK_FOLDER, str(tmp_path))
+    uuids = ["GPU-a", "GPU-b"]
+    devices = [SimpleNamespace(uuid=uuid) for uuid in (*uuids, None)]
+    context: Any = SimpleNamespace(devices=devices, occupied={"GPU-b": "a training"})
+    with held(context):
+        assert {u: h.pid for u, h in holders(tmp_path, uuids).items()} == {"GPU-a": os.getpid()}
+    assert holders(tmp_path, uuids) == {}
+    with DeviceLocks(tmp_path, ["GPU-a"]), held(context):  # taken since: measured all the same
+        assert set(holders(tmp_path, uuids)) == {"GPU-a"}
