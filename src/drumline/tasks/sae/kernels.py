@@ -1,7 +1,7 @@
 """Operators that sparse arithmetic spends its time on, and that torch has no fast kernel for.
 
 On a GPU they are kernels of a few lines in Triton, which comes with torch (`triton_kernels`); a sum
-over the entries of a bag takes a fifth to an eighth of the time of torch's `embedding_bag` there
+over the entries of a bag takes a quarter to a sixth of the time of torch's `embedding_bag` there
 (`benchmarks/sae_kernels.py`). Where Triton cannot build them, and on the CPU, torch does the same
 (`torch_kernels`). All add in one fixed order, so that a result is the same bit for bit each time.
 
