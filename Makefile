@@ -9,9 +9,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := pyproject.toml constraints.txt
-# In a folder of its own, for the one test that runs the GPU kernels in its interpreter: torch would
-# import it in every process. With CUDA torch brings its own.
-TRITON := "triton>=3.4,<4; sys_platform == 'linux' and platform_machine == 'x86_64'"
+# In a folder of its own, for the tests that compile the GPU kernels and run them in its interpreter:
+# torch would import it in every process. With CUDA torch brings its own.
+TRITON := "triton==3.9.0; sys_platform == 'linux' and platform_machine == 'x86_64'"
 
 .PHONY: demo test check services soak gpu clean
 

@@ -23,30 +23,30 @@ class Delivery:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: torch.cuda.Stream | None = None
-        self._told = False
+        self._released = False
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._read = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._free = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def bring(self, batch: Any) -> Any:
         """The batch on the device, for the current stream. Let go of the one before first."""
         if self._stream is None:
             return to_device(batch, self._device)
         computing = torch.cuda.current_stream(self._device)
-        if self._told:
-            self._stream.wait_event(self._read)
+        if self._released:
+            self._stream.wait_event(self._free)
         else:
             self._stream.wait_stream(computing)
-        self._told = False
+        self._released = False
         with torch.cuda.stream(self._stream):
             brought = to_device(batch, self._device)
         self._there.record(self._stream)
         computing.wait_event(self._there)
         return brought
 
-    def read(self) -> None:
-        """All that reads the last batch has been queued in the current stream."""
+    def release(self) -> None:
+        """Let go of the last batch: all that reads it has been queued in the current stream."""
         if self._stream is not None:
-            self._read.record(torch.cuda.current_stream(self._device))
-            self._told = True
+            self._free.record(torch.cuda.current_stream(self._device))
+            self._released = True

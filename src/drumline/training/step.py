@@ -155,7 +155,7 @@ class StandardStep(Step):
             self._halve(index)
             self._watch.cancel()
             sums = self._accumulate(data, batch, index, careful)
-        self._delivery.read()
+        self._delivery.release()
         self._careful_left = max(0, self._careful_left - 1)
         return self._update(batch, sums)
 

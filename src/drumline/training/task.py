@@ -97,7 +97,8 @@ class Task(ABC):
     def loss(self, model: nn.Module, batch: Any) -> Losses:
         """Loss of one micro-batch. `model` is wrapped for the strategy: call it, do not reach in.
 
-        Runs under autocast where the precision asks for it.
+        Runs under autocast where the precision asks for it. On a GPU the next step's samples take
+        the memory of these once the gradient is there: what is needed later must be a copy.
         """
 
     def check_mode(self, mode: Mode) -> None:

@@ -10,7 +10,7 @@ def test_on_the_cpu_a_batch_is_where_it_should_be() -> None:
     delivery = Delivery(torch.device("cpu"))
     batch = {"x": torch.arange(3), "names": ["a", "b", "c"]}
     assert delivery.bring(batch)["x"] is batch["x"]
-    delivery.read()
+    delivery.release()
 
 
 LONG = 300_000_000
@@ -33,7 +33,7 @@ def test_a_batch_comes_beside_what_is_left_of_a_step_in_the_place_of_the_one_bef
         torch.cuda._sleep(LONG)  # what reads the batch does so late
         seen.append(data.sum())
         places.append(data.data_ptr())
-        delivery.read()
+        delivery.release()
         del data
         torch.cuda._sleep(LONG)
         rest.record()
@@ -42,7 +42,7 @@ def test_a_batch_comes_beside_what_is_left_of_a_step_in_the_place_of_the_one_bef
 
 
 @pytest.mark.gpu
-def test_a_batch_that_nobody_called_read_waits_for_all_that_was_queued() -> None:
+def test_a_batch_that_was_not_released_is_waited_for_with_for_all_that_was_queued() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     delivery = Delivery(device)
     first = delivery.bring(torch.ones(1 << 20).pin_memory())

@@ -22,6 +22,7 @@ from torch import Tensor
 from drumline.tasks.sae import torch_kernels
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
 MOST_AT_ONCE = 8192
@@ -80,15 +81,15 @@ def largest_of_rows(rows: Tensor, count: int, size: int) -> Tensor:
     Args:
         rows: Not float64.
         count: How many are wanted, at most `MOST_AT_ONCE / size`.
-        size: Numbers in a heap; see `largest`. It divides the width, into heaps that are at least
-            `count` and at most `MOST_AT_ONCE`.
+        size: Numbers in a bin; see `largest`. It divides the width, into at least `count` and at
+            most `MOST_AT_ONCE` bins.
     """
     places: Tensor = torch.ops.drumline.largest_of_rows(rows, count, size)
     return places
 
 
 @cache
-def triton_kernels(device: torch.device) -> ModuleType | None:
+def built_kernels(device: torch.device) -> ModuleType | None:
     """The kernels, if they can be built and run on a GPU; if not, a warning says why, once."""
     try:
         from drumline.tasks.sae import triton_kernels as kernels
@@ -114,15 +115,15 @@ def triton_kernels(device: torch.device) -> ModuleType | None:
     return None
 
 
-def _define(name: str, signature: str) -> None:
+def _define(name: str, signature: str, shaped: Callable[..., Tensor | None]) -> None:
     """An operator that is done with torch on the CPU, and on a GPU where its kernel is missing or
-    a tensor has gaps.
+    a tensor has gaps; `shaped` gives its result without values.
     """
     with_torch = getattr(torch_kernels, name)
 
     def on_gpu(*arguments: Any) -> Any:
         device = arguments[0].device
-        kernels = triton_kernels(device)
+        kernels = built_kernels(device)
         tensors = (argument for argument in arguments if isinstance(argument, Tensor))
         if kernels is None or not all(tensor.is_contiguous() for tensor in tensors):
             return with_torch(*arguments)
@@ -134,6 +135,7 @@ def _define(name: str, signature: str) -> None:
     torch.library.define(qualified, signature, tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.impl(qualified, "cpu", with_torch)
     torch.library.impl(qualified, "cuda", on_gpu)
+    torch.library.register_fake(qualified, shaped)
 
 
 def _sum_like(index: Tensor, table: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
@@ -157,16 +159,14 @@ def _nothing(*tensors: Tensor) -> None:
     del tensors
 
 
-_define("bag_sum", "(Tensor index, Tensor table, Tensor starts, Tensor weights) -> Tensor")
+_define(
+    "bag_sum", "(Tensor index, Tensor table, Tensor starts, Tensor weights) -> Tensor", _sum_like
+)
 _define(
     "bag_products",
     "(Tensor sums, Tensor bags, Tensor index, Tensor table, Tensor starts) -> Tensor",
+    _products_like,
 )
-_define("largest_of_rows", "(Tensor rows, SymInt count, SymInt size) -> Tensor")
-_define("normalise_rows", "(Tensor(a!) rows) -> ()")
-_define("drop_parallel", "(Tensor(a!) change, Tensor rows) -> ()")
-torch.library.register_fake("drumline::bag_sum", _sum_like)
-torch.library.register_fake("drumline::bag_products", _products_like)
-torch.library.register_fake("drumline::largest_of_rows", _places_like)
-torch.library.register_fake("drumline::normalise_rows", _nothing)
-torch.library.register_fake("drumline::drop_parallel", _nothing)
+_define("largest_of_rows", "(Tensor rows, SymInt count, SymInt size) -> Tensor", _places_like)
+_define("normalise_rows", "(Tensor(a!) rows) -> ()", _nothing)
+_define("drop_parallel", "(Tensor(a!) change, Tensor rows) -> ()", _nothing)

@@ -1,10 +1,10 @@
 """The k largest of many numbers, without sorting them all.
 
 `torch.topk` reads a row several times. The rows here are long and k is small, so it is asked for
-far less: the numbers are dealt to heaps, and only the k heaps with the highest tops can hold one of
-the k largest. One pass finds the tops; then a choice is made among them, and one among what lies in
-the heaps chosen. On a GPU that is two kernels (`kernels.largest_of_rows`) where a row's tops and a
-row's chosen heaps are few enough to be looked at at once, as they are for one sample.
+far less: the numbers are dealt to bins, and only the k bins with the highest maxima can hold one
+of the k largest. One pass finds the maxima; then a choice is made among them, and one among what
+lies in the bins chosen. On a GPU that is two kernels (`kernels.largest_of_rows`) where a row's
+maxima and its chosen bins are few enough to be looked at at once, as they are for one sample.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drumline.tasks.sae import torch_kernels
 from drumline.tasks.sae.kernels import MOST_AT_ONCE, largest_of_rows
 
 LEAST = 8
-"""Smaller heaps do not pay."""
+"""Smaller bins do not pay."""
 
 
 def largest(rows: Tensor, count: int) -> Tensor:
@@ -27,8 +27,8 @@ def largest(rows: Tensor, count: int) -> Tensor:
 
     As `rows.topk(count).indices`, sorted; of equal numbers it may name others.
     """
-    width = rows.shape[1]
-    size = heap_size(width, count)
+    rows, width = rows.detach(), rows.shape[1]
+    size = bin_size(width, count)
     if size < LEAST:
         return rows.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
     at_once = max(width // size, size * count) <= MOST_AT_ONCE and rows.dtype is not torch.float64
@@ -37,9 +37,9 @@ def largest(rows: Tensor, count: int) -> Tensor:
     return torch_kernels.largest_of_rows(rows, count, size)
 
 
-def heap_size(width: int, count: int) -> int:
-    """Numbers in a heap: a power of two that divides `width`, at most the square root of
-    `width / count`, where tops and what lies in the chosen heaps are equally many.
+def bin_size(width: int, count: int) -> int:
+    """Numbers in a bin: a power of two that divides `width`, at most the square root of
+    `width / count`, where maxima and what lies in the chosen bins are equally many.
     """
     wanted = math.isqrt(width // count)
     while wanted & (wanted - 1):

@@ -27,13 +27,14 @@ def bag_products(
 
 
 def largest_of_rows(rows: Tensor, count: int, size: int) -> Tensor:
-    """See `kernels.largest_of_rows`; of any type, and heaps of any size."""
-    heaps = rows.reshape(len(rows), size, -1)  # of neighbours each is in another heap
-    chosen = heaps.amax(dim=1).topk(count, dim=-1, sorted=False).indices
-    left = heaps.gather(2, chosen.unsqueeze(1).expand(-1, size, -1)).flatten(1)
+    """See `kernels.largest_of_rows`; of any type, and bins of any size."""
+    samples, width = rows.shape
+    bins = rows.reshape(samples, size, width // size)  # of neighbours each is in another bin
+    chosen = bins.amax(dim=1).topk(count, dim=-1, sorted=False).indices
+    left = bins.gather(2, chosen.unsqueeze(1).expand(-1, size, -1)).flatten(1)
     best = left.topk(count, dim=-1, sorted=False).indices
     depth = torch.div(best, count, rounding_mode="floor")
-    places = chosen.gather(1, best - depth * count) + depth * heaps.shape[2]
+    places = chosen.gather(1, best - depth * count) + depth * bins.shape[2]
     return places.sort(dim=-1).values
 
 

@@ -53,19 +53,19 @@ def bag_products(
 def largest_of_rows(rows: Tensor, count: int, size: int) -> Tensor:
     """See `kernels.largest_of_rows`."""
     samples, width = rows.shape
-    heaps = width // size
+    bins = width // size
     chosen = rows.new_empty(samples, count, dtype=torch.int32)
     places = rows.new_empty(samples, count, dtype=torch.int64)
     bits = _BITS[rows.dtype]
     if samples:
-        tile = triton.next_power_of_2(heaps)
-        _highest_heaps[(samples,)](
-            rows, chosen, count, width, heaps,
+        tile = triton.next_power_of_2(bins)
+        _highest_bins[(samples,)](
+            rows, chosen, count, width, bins,
             bits=bits, tile=tile, num_warps=_warps(tile),
         )  # fmt: skip
         tile = triton.next_power_of_2(size * count)
-        _largest_in_heaps[(samples,)](
-            rows, chosen, places, count, width, heaps, size * count,
+        _largest_in_bins[(samples,)](
+            rows, chosen, places, count, width, bins, size * count,
             bits=bits, tile=tile, num_warps=_warps(tile),
         )  # fmt: skip
     return places
@@ -97,6 +97,13 @@ def _wide(tensor: Tensor) -> tl.dtype:
 
 
 @triton.jit
+def _entries_of(bag, starts, entries, bags):
+    """Where a bag's entries start and stop; those of the last stop at the end."""
+    start = tl.load(starts + bag)
+    return start, tl.load(starts + bag + 1, mask=bag + 1 < bags, other=entries)
+
+
+@triton.jit
 def _bag_sum(
     index, table, starts, weights, summed, entries, bags, width,
     wide: tl.constexpr, block: tl.constexpr,
@@ -105,8 +112,7 @@ def _bag_sum(
     bag = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     inside = columns < width
-    start = tl.load(starts + bag)
-    stop = tl.load(starts + bag + 1, mask=bag + 1 < bags, other=entries)
+    start, stop = _entries_of(bag, starts, entries, bags)
     total = tl.zeros([block], wide)
     for entry in range(start, stop):
         row = tl.load(index + entry)
@@ -125,8 +131,7 @@ def _bag_products(
     bag = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     inside = columns < width
-    start = tl.load(starts + bag)
-    stop = tl.load(starts + bag + 1, mask=bag + 1 < bags, other=entries)
+    start, stop = _entries_of(bag, starts, entries, bags)
     own = tl.load(sums + bag * width + columns, mask=inside, other=0.0).to(wide)
     part = parts + tl.program_id(1).to(tl.int64) * entries
     for entry in range(start, stop):
@@ -167,33 +172,33 @@ def _choose(ranks, inside, count, bits: tl.constexpr):
 
 
 @triton.jit
-def _highest_heaps(
-    rows, chosen, count, width, heaps, bits: tl.constexpr, tile: tl.constexpr
+def _highest_bins(
+    rows, chosen, count, width, bins, bits: tl.constexpr, tile: tl.constexpr
 ):  # fmt: skip
-    """The heaps of one row with the highest tops, ascending."""
+    """The bins of one row with the highest maxima, ascending."""
     row = tl.program_id(0).to(tl.int64)
-    heap = tl.arange(0, tile)
-    inside = heap < heaps
-    tops = tl.zeros([tile], tl.uint32)
-    for start in range(0, width, heaps):
-        values = tl.load(rows + row * width + start + heap, mask=inside, other=0.0)
-        tops = tl.maximum(tops, _ranks(values, bits))
-    taken = _choose(tops, inside, count, bits)
+    bin = tl.arange(0, tile)
+    inside = bin < bins
+    maxima = tl.zeros([tile], tl.uint32)
+    for start in range(0, width, bins):
+        values = tl.load(rows + row * width + start + bin, mask=inside, other=0.0)
+        maxima = tl.maximum(maxima, _ranks(values, bits))
+    taken = _choose(maxima, inside, count, bits)
     place = tl.cumsum(taken.to(tl.int32), axis=0) - 1
-    tl.store(chosen + row * count + place, heap, mask=taken)
+    tl.store(chosen + row * count + place, bin, mask=taken)
 
 
 @triton.jit
-def _largest_in_heaps(
-    rows, chosen, places, count, width, heaps, left, bits: tl.constexpr, tile: tl.constexpr
+def _largest_in_bins(
+    rows, chosen, places, count, width, bins, left, bits: tl.constexpr, tile: tl.constexpr
 ):  # fmt: skip
-    """Places of the largest of one row among the `left` numbers of its chosen heaps, ascending."""
+    """Places of the largest of one row among the `left` numbers of its chosen bins, ascending."""
     row = tl.program_id(0).to(tl.int64)
     number = tl.arange(0, tile)
     inside = number < left
     depth = number // count
-    heap = tl.load(chosen + row * count + number - depth * count, mask=inside, other=0)
-    column = depth * heaps + heap
+    bin = tl.load(chosen + row * count + number - depth * count, mask=inside, other=0)
+    column = depth * bins + bin
     values = tl.load(rows + row * width + column, mask=inside, other=0.0)
     taken = _choose(_ranks(values, bits), inside, count, bits)
     place = tl.cumsum(taken.to(tl.int32), axis=0) - 1

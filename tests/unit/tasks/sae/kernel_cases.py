@@ -1,7 +1,7 @@
 """Inputs of the SAE's kernels, and what they give by plain float64 arithmetic.
 
 As a script it runs Triton's kernels on inputs of a file, with what TRITON_INTERPRET says, and
-writes what they gave: `python kernel_cases.py IN OUT`.
+writes what they gave: `python kernel_cases.py IN OUT`; without files it compiles them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from torch import Tensor
 Answers = dict[str, Tensor]
 ENTRIES = (0, 7, 1, 0, 300, 0)
 """Entries of each bag: none, some, one, and far more than in the others; the last has none."""
-HEAPS, HEAP, COUNT = 96, 16, 50
-"""Rows of so many heaps of so many numbers, of which so many are looked for."""
+KERNELS = (
+    *("_bag_sum", "_bag_products", "_highest_bins", "_largest_in_bins"),
+    *("_normalise_rows", "_drop_parallel"),
+)
+BINS, SIZE, COUNT = 96, 16, 50
+"""Rows of so many bins of so many numbers, of which so many are looked for."""
 
 
 def inputs(width: int, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -30,10 +34,10 @@ def inputs(width: int, dtype: torch.dtype) -> dict[str, Tensor]:
 
     table = normal(rows, width)
     table[3] = 0.0
-    long = normal(5, HEAPS * HEAP).to(torch.float32 if dtype is torch.float64 else dtype)
+    long = normal(5, BINS * SIZE).to(torch.float32 if dtype is torch.float64 else dtype)
     long[1] = torch.randint(-2, 3, long[1].shape, generator=generator)  # many are equal
     long[2] = -long[2].abs() - 1
-    long[3, :COUNT] = 7.0  # all in the same heaps, and equal
+    long[3, :COUNT] = 7.0  # all in the same bins, and equal
     return {
         "index": torch.randint(0, rows, (entries,), generator=generator),
         "bags": torch.repeat_interleave(torch.arange(len(counts)), counts),
@@ -75,7 +79,7 @@ def answers(kernels: Any, given: dict[str, Tensor]) -> Answers:
     """What kernels make of inputs; of the largest, what stands at their places."""
     g = given
     products = kernels.bag_products(g["sums"], g["bags"], g["index"], g["table"], g["starts"])
-    places = kernels.largest_of_rows(g["long"], COUNT, HEAP)
+    places = kernels.largest_of_rows(g["long"], COUNT, SIZE)
     assert bool((places.diff(dim=1) > 0).all())
     largest = g["long"].gather(1, places).sort(dim=1, descending=True).values
     rows, change = g["table"].clone(), g["change"].clone()
@@ -90,8 +94,37 @@ def answers(kernels: Any, given: dict[str, Tensor]) -> Answers:
     }
 
 
+def compiled(kernels: Any) -> list[str]:
+    """Every kernel made into a program for an H100 or H200, which takes no GPU; their names."""
+    import triton.language as tl
+    from triton import compile as translate
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    known = dict.fromkeys(["entries", "bags", "width", "count", "bins", "left"], "i32")
+    known |= {"index": "*i64", "starts": "*i64", "chosen": "*i32", "places": "*i64"}
+    kinds = {"fp32": (tl.float32, 32), "fp64": (tl.float64, 0), "bf16": (tl.float32, 16)}
+    made = []
+    for kind, (wide, bits) in kinds.items():
+        fixed = {"wide": wide, "block": 256, "bits": bits, "tile": 1024}
+        for program in KERNELS:
+            kernel = getattr(kernels, program)
+            if "bits" in kernel.arg_names and not bits:
+                continue  # the largest are not looked for in float64
+            constants = {name: fixed[name] for name in kernel.arg_names if name in fixed}
+            types = known | dict.fromkeys(constants, "constexpr")
+            signature = {name: types.get(name, f"*{kind}") for name in kernel.arg_names}
+            source = ASTSource(kernel, signature, constants)
+            assert translate(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+            made.append(f"{program} {kind}")
+    return made
+
+
 if __name__ == "__main__":
     from drumline.tasks.sae import triton_kernels
 
-    cases = torch.load(Path(sys.argv[1]))
-    torch.save([answers(triton_kernels, given) for given in cases], Path(sys.argv[2]))
+    if len(sys.argv) == 1:
+        print("\n".join(compiled(triton_kernels)))
+    else:
+        cases = torch.load(Path(sys.argv[1]))
+        torch.save([answers(triton_kernels, given) for given in cases], Path(sys.argv[2]))

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumline.tasks.sae.largest import LEAST, heap_size, largest
+from drumline.tasks.sae.largest import LEAST, bin_size, largest
 
 
 @pytest.mark.parametrize(
     ("width", "count", "size"),
     [
-        (65_536, 64, 32),  # 2,048 heaps, and as many numbers in the 64 chosen ones
+        (65_536, 64, 32),  # 2,048 bins, and as many numbers in the 64 chosen ones
         (16_384, 32, 16),  # the root of 512 is 22.6
         (24_576, 32, 16),  # 3 * 2^13
         (4096, 256, 4),
@@ -22,10 +22,8 @@ from drumline.tasks.sae.largest import LEAST, heap_size, largest
         (32, 32, 1),
     ],
 )
-def test_heaps_are_as_many_as_the_numbers_in_those_chosen(
-    width: int, count: int, size: int
-) -> None:
-    assert heap_size(width, count) == size
+def test_bins_are_as_many_as_the_numbers_in_those_chosen(width: int, count: int, size: int) -> None:
+    assert bin_size(width, count) == size
     assert width % size == 0
     assert width // size >= count
 
@@ -51,7 +49,7 @@ def test_equal_numbers_are_counted_as_often_as_they_are_there(
     seed: int, count: int, kinds: int
 ) -> None:
     width = 1024
-    assert heap_size(width, count) >= LEAST
+    assert bin_size(width, count) >= LEAST
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(0, kinds + 1, (3, width), generator=generator).float()
     found = largest(rows, count)
@@ -61,10 +59,10 @@ def test_equal_numbers_are_counted_as_often_as_they_are_there(
 
 
 @pytest.mark.parametrize("crowded", [0, 1])
-def test_all_of_the_largest_may_lie_in_one_heap(crowded: int) -> None:
+def test_all_of_the_largest_may_lie_in_one_bin(crowded: int) -> None:
     rows = torch.zeros(2, 4096)
-    heaps = 4096 // heap_size(4096, 16)
-    places = torch.arange(16) * heaps + 5 if crowded else torch.arange(16) + 100
+    bins = 4096 // bin_size(4096, 16)
+    places = torch.arange(16) * bins + 5 if crowded else torch.arange(16) + 100
     rows[:, places] = torch.arange(1.0, 17.0)
     assert torch.equal(largest(rows, 16).sort(dim=1).values, places.expand(2, -1))
 
@@ -74,3 +72,7 @@ def test_a_number_that_is_none_is_the_largest_as_torch_has_it() -> None:
     rows[0, 1234] = math.nan
     assert 1234 in largest(rows, 4)[0].tolist()
     assert 1234 in rows.topk(4).indices[0].tolist()
+
+
+def test_no_rows_have_no_largest() -> None:
+    assert largest(torch.empty(0, 4096), 8).shape == (0, 8)

@@ -15,19 +15,22 @@ from sae_stand_ins import task_config
 from torch import Tensor
 
 from drumline.tasks.sae.build import build_sae
+from drumline.tasks.sae.largest import LEAST, bin_size
 from drumline.tasks.sae.model import SAE
 
 D_IN, LATENTS, K, GROUP, SPARSITY, BANDWIDTH = 5, 14, 3, 3, 0.7, 0.6
 PREFIXES = [[14], [4, 9, 14]]
 
 
-def perturbed_sae(architecture: str, prefixes: list[int]) -> SAE:
+def perturbed_sae(
+    architecture: str, prefixes: list[int], *, latents: int = LATENTS, k: int = K
+) -> SAE:
     """A float64 SAE away from its special starting point (tied weights, zero biases)."""
     torch.manual_seed(11)
     config = task_config(
         architecture=architecture,
-        latents=LATENTS,
-        k=K,
+        latents=latents,
+        k=k,
         batchtopk_group=GROUP,
         matryoshka=prefixes,
         jumprelu={"threshold": 0.4, "bandwidth": BANDWIDTH},
@@ -77,6 +80,24 @@ def test_loss_and_gradient_equal_autograd_of_the_formula(architecture, prefixes)
     assert loss == pytest.approx(expected.item(), rel=1e-12)
     for name, weight in weights.items():
         torch.testing.assert_close(grads[name], weight.grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [2, 3, 7], ids=["less than a group", "a group", "a rest"])
+@pytest.mark.parametrize("architecture", ["topk", "batchtopk"])
+def test_where_the_largest_are_looked_for_in_bins(architecture: str, count: int) -> None:
+    sae = perturbed_sae(architecture, [1024], latents=1024, k=2)
+    assert bin_size(GROUP * 1024, GROUP * 2) == bin_size(1024, 2) >= LEAST
+    formula = {
+        "topk": lambda w: topk_loss(samples(count), w, 2, [1024]),
+        "batchtopk": lambda w: batchtopk_loss(samples(count), w, 2, GROUP, [1024]),
+    }[architecture]
+    weights = copied_weights(sae)
+    expected = formula(weights)
+    expected.backward()
+    loss, grads = own_gradients(sae, [samples(count)])
+    assert loss == pytest.approx(expected.item(), rel=1e-12)
+    for name, weight in weights.items():
+        torch.testing.assert_close(grads[name], weight.grad, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("prefixes", PREFIXES, ids=["flat", "matryoshka"])
